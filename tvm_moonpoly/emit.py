@@ -1,0 +1,207 @@
+"""Small helpers to write native functions with tvm's IRBuilder.
+
+The library's loops are private PrimFuncs over raw pointers. A private function is called natively
+(no packed calling convention), cannot fail, returns nothing, and keeps its scratch below 1 KiB on
+the stack: those are the limits of tvm 0.27 on native callees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import GlobalVar, PointerType, PrimType
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+Expr = Any
+INT = "int64"
+FLOAT = "float32"
+FLOATS = "float32*"
+INTS = "int64*"
+
+#: Nominal length of a flat view of a pointer. Nothing checks it; it only has to be large.
+_UNBOUNDED = 1 << 40
+
+
+class Pointer:
+    """A flat typed view of memory at a pointer."""
+
+    def __init__(self, data: Expr, dtype: str) -> None:
+        self.buffer = T.decl_buffer((_UNBOUNDED,), dtype, data=data, align=4, layout=None)
+
+    def __getitem__(self, index: Expr) -> Expr:
+        return self.buffer[index]
+
+    def __setitem__(self, index: Expr, value: Expr) -> None:
+        T.buffer_store(self.buffer, value, [index])
+
+    def at(self, index: Expr) -> Expr:
+        """The address of element ``index``."""
+        return T.address_of(self.buffer[index])
+
+
+class Functions:
+    """The functions of one native module, by name, while they are being written."""
+
+    def __init__(self) -> None:
+        self._defined: dict[GlobalVar, tirx.PrimFunc] = {}
+        self._names: dict[str, GlobalVar] = {}
+
+    def __getitem__(self, name: str) -> Callable[..., None]:
+        """A callable that emits a native call of the private function ``name``."""
+        function = self._global(name)
+
+        def call(*arguments: Expr) -> None:
+            T.evaluate(function(*[as_int(a) if isinstance(a, int) else a for a in arguments]))
+
+        return call
+
+    def add(self, name: str, function: tirx.PrimFunc) -> None:
+        """Take in a finished PrimFunc."""
+        self._defined[self._global(name)] = function
+
+    def private(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define the private function ``name``; the decorated Python function emits its body."""
+
+        def define(body: Callable[..., None]) -> None:
+            with IRBuilder() as builder:
+                with T.prim_func(private=True, s_tir=True):
+                    T.func_name(name)
+                    T.func_attr({"calling_conv": -1})
+                    arguments = _declare(parameters)
+                    body(
+                        **{
+                            key: Pointer(value, kind[:-1]) if kind.endswith("*") else value
+                            for (key, kind), value in zip(
+                                parameters.items(), arguments, strict=True
+                            )
+                        }
+                    )
+                function = builder.get()
+            self.add(name, function)
+
+        return define
+
+    def public(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define the packed function ``name``; tensors are parameters of kind ``"handle"``."""
+
+        def define(body: Callable[..., None]) -> None:
+            with IRBuilder() as builder:
+                with T.prim_func(s_tir=True):
+                    T.func_name(name)
+                    T.func_attr({"global_symbol": name})
+                    arguments = _declare(parameters)
+                    body(**dict(zip(parameters, arguments, strict=True)))
+                function = builder.get()
+            self.add(name, function)
+
+        return define
+
+    def module(self) -> tvm.IRModule:
+        """All functions as one module."""
+        missing = [name for name, key in self._names.items() if key not in self._defined]
+        if missing:
+            raise ValueError(f"functions called but never defined: {', '.join(sorted(missing))}")
+        return tvm.IRModule(dict(self._defined))
+
+    def _global(self, name: str) -> GlobalVar:
+        return self._names.setdefault(name, GlobalVar(name))
+
+
+def _declare(parameters: dict[str, str]) -> list[Expr]:
+    return [T.arg(name, _variable(name, kind)) for name, kind in parameters.items()]
+
+
+def _variable(name: str, kind: str) -> tirx.Var:
+    if kind.endswith("*"):
+        return tirx.Var(name, PointerType(PrimType(kind[:-1]), "global"))
+    return tirx.Var(name, kind)
+
+
+def as_int(value: Expr) -> Expr:
+    """An int64 expression."""
+    return tirx.const(value, INT) if isinstance(value, int) else value
+
+
+def let(value: Expr) -> Expr:
+    """Evaluate once and name it."""
+    return T.Bind(as_int(value))
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    """Quotient of non-negative integers (one machine division)."""
+    return tirx.truncdiv(as_int(a), as_int(b))
+
+
+def ceil_div(a: Expr, b: Expr) -> Expr:
+    """Quotient of non-negative integers, rounded up."""
+    return div(as_int(a) + (as_int(b) - 1), b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return tirx.min(as_int(a), as_int(b))
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    return tirx.max(as_int(a), as_int(b))
+
+
+def select(condition: Expr, then: Expr, otherwise: Expr) -> Expr:
+    """A branch-free choice: both sides are evaluated."""
+    return tirx.Select(condition, as_int(then), as_int(otherwise))
+
+
+def vector(base: Expr, lanes: int) -> Expr:
+    """The index of ``lanes`` consecutive elements."""
+    return tirx.Ramp(as_int(base), tirx.const(1, INT), lanes)
+
+
+def loop(extent: Expr) -> AbstractContextManager[Expr]:
+    """``for i in range(extent)`` over int64."""
+    return T.serial(0, as_int(extent))
+
+
+@contextmanager
+def when(condition: Expr) -> Any:
+    """``if condition:`` without an else."""
+    with T.If(condition), T.Then():
+        yield
+
+
+def branch(condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """``if condition: then() else: otherwise()``."""
+    with T.If(condition):
+        with T.Then():
+            then()
+        with T.Else():
+            otherwise()
+
+
+def switch(value: Expr, cases: Sequence[int], emit: Callable[[int], None]) -> None:
+    """Emit ``emit(case)`` for the case equal to ``value``, found by bisection.
+
+    A value that is no case takes the nearest one above it, or the last.
+    """
+    if len(cases) == 1:
+        emit(cases[0])
+        return
+    middle = len(cases) // 2
+    branch(
+        value < cases[middle],
+        lambda: switch(value, cases[:middle], emit),
+        lambda: switch(value, cases[middle:], emit),
+    )
+
+
+def scratch(elements: int, dtype: str = FLOAT) -> Pointer:
+    """Memory on the stack; less than 1 KiB, or tvm would take it from the heap."""
+    size = elements * (8 if dtype == INT else 4)
+    if size >= 1024:
+        raise ValueError(f"elements: scratch of {size} bytes does not stay on the stack")
+    pointer = Pointer.__new__(Pointer)
+    pointer.buffer = T.alloc_buffer((elements,), dtype, scope="global", layout=None)
+    return pointer

@@ -1,0 +1,154 @@
+"""What a target can do: cores, vector lanes and registers, caches, read from a tvm Target."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.target import Target
+
+#: fp32 lanes and architectural vector registers of each instruction set that has micro-kernels,
+#: best first: (features that a target must have, lanes, registers).
+VECTOR_UNITS = {
+    "avx512": (frozenset({"avx512f"}), 16, 32),
+    "avx2": (frozenset({"avx2", "fma"}), 8, 16),
+    "neon": (frozenset({"neon"}), 4, 32),
+}
+
+_UNIT_NAMES = ", ".join(VECTOR_UNITS)
+
+#: Assumed where the system does not tell (cross builds): a small server core.
+DEFAULT_CACHES = {1: 32 << 10, 2: 512 << 10, 3: 8 << 20}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU as the planner and the micro-kernels see it. Cache sizes are in bytes, for one core."""
+
+    triple: str
+    mcpu: str
+    features: frozenset[str]
+    isa: str
+    lanes: int
+    vector_registers: int
+    cores: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+
+    @classmethod
+    def from_target(cls, target: Target) -> Machine:
+        """Describe the CPU of ``target``.
+
+        Raises ValueError when the target is not an LLVM one or has none of the vector units that
+        micro-kernels exist for.
+        """
+        reason = unsupported_reason(target)
+        if reason is not None:
+            raise ValueError(f"target: {reason}")
+        features = cpu_features(target)
+        isa = vector_unit(features)
+        assert isa is not None
+        _, lanes, registers = VECTOR_UNITS[isa]
+        caches = cache_sizes()
+        return cls(
+            triple=_attribute(target, "mtriple", default_triple()),
+            mcpu=_attribute(target, "mcpu", "generic"),
+            features=features,
+            isa=isa,
+            lanes=lanes,
+            vector_registers=registers,
+            cores=int(_attribute(target, "num-cores", 1)),
+            l1_bytes=caches[1],
+            l2_bytes=caches[2],
+            l3_bytes=caches[3],
+        )
+
+
+def detect_target() -> Target:
+    """The tvm Target of the CPU that this process runs on.
+
+    LLVM names the CPU by family and model; a hypervisor may have switched off features that the
+    name implies (AVX-512 most of all). Those are taken away in ``mattr``, so that compiled code
+    never holds an instruction that this CPU lacks. ``num-cores`` is the number of CPUs that this
+    process may use.
+    """
+    mcpu = tvm.get_global_func("target.llvm_get_system_cpu")()
+    host = {str(k): bool(v) for k, v in _llvm("GetHostCPUFeatures")().items()}
+    implied = cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))
+    missing = sorted(name for name in implied if not host.get(name, True))
+    config: dict[str, Any] = {
+        "kind": "llvm",
+        "mtriple": default_triple(),
+        "mcpu": mcpu,
+        "num-cores": available_cores(),
+    }
+    if missing:
+        config["mattr"] = [f"-{name}" for name in missing]
+    return Target(config)
+
+
+def unsupported_reason(target: Target) -> str | None:
+    """Why there are no micro-kernels for ``target``, in a few words; None when there are."""
+    if str(target.kind.name) != "llvm":
+        return f"no micro-kernels for target kind {target.kind.name!r}"
+    if vector_unit(cpu_features(target)) is None:
+        mcpu = _attribute(target, "mcpu", "generic")
+        return f"CPU {mcpu!r} has none of the vector units with micro-kernels ({_UNIT_NAMES})"
+    return None
+
+
+def vector_unit(features: frozenset[str]) -> str | None:
+    """The best instruction set of ``VECTOR_UNITS`` among ``features``."""
+    for isa, (needed, _, _) in VECTOR_UNITS.items():
+        if needed <= features:
+            return isa
+    return None
+
+
+def cpu_features(target: Target) -> frozenset[str]:
+    """LLVM's features of the target's CPU, with ``mattr`` applied."""
+    names = tvm.get_global_func("target.llvm_get_cpu_features")(target)
+    return frozenset(str(name) for name in names)
+
+
+def default_triple() -> str:
+    """LLVM's triple of this system."""
+    return str(tvm.get_global_func("target.llvm_get_system_triple")())
+
+
+def available_cores() -> int:
+    """CPUs that this process may run on."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:  # not on every system
+        return max(1, os.cpu_count() or 1)
+
+
+def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
+    """Bytes of the data cache of each level (1, 2, 3) of the first CPU, from sysfs."""
+    sizes = dict(DEFAULT_CACHES)
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    for index in sorted(root.glob("index*")):
+        try:
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            level = int((index / "level").read_text())
+            text = (index / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if level in sizes and text[:-1].isdigit() and text[-1] in units:
+            sizes[level] = int(text[:-1]) * units[text[-1]]
+    return sizes
+
+
+def _attribute(target: Target, name: str, default: Any) -> Any:
+    value = target.attrs.get(name)
+    return default if value is None else value
+
+
+def _llvm(name: str) -> Any:
+    return tvm.get_global_func(f"tvm.codegen.llvm.{name}")

@@ -1,0 +1,1 @@
+"""Micro-kernels: fixed tiles as (reference semantics, constraint, schedule)."""

@@ -1,0 +1,1 @@
+"""Operators: planner, loops and micro-kernels put together as native functions."""

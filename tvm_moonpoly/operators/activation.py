@@ -1,0 +1,142 @@
+"""Activations of an epilogue: what they compute, and their vector code.
+
+exp is a Taylor polynomial after range reduction by multiples of ln 2 (Cody and Waite); the error
+function is Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26 (absolute
+error below 1.5e-7), used as erfc for negative arguments so that nothing cancels. NaN and infinity
+pass as in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from tvm_moonpoly.emit import FLOATS, INT, Expr, Functions, div, let, loop, switch, vector
+
+
+class Activation(IntEnum):
+    """The activation of an epilogue; the packed functions take its number."""
+
+    NONE = 0
+    RELU = 1
+    GELU = 2
+    GELU_TANH = 3
+    SILU = 4
+
+
+def reference(activation: Activation, x: np.ndarray) -> np.ndarray:
+    """``activation(x)`` in float64."""
+    x = np.asarray(x, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if activation == Activation.RELU:
+            return np.where(x < 0, 0.0, x)
+        if activation == Activation.GELU:
+            return 0.5 * x * (1.0 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2)))
+        if activation == Activation.GELU_TANH:
+            return 0.5 * x * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        if activation == Activation.SILU:
+            return x / (1.0 + np.exp(-x))
+    return x
+
+
+def emit(functions: Functions, lanes: int) -> None:
+    """Define ``moonpoly_activate(c, ldc, m, n, activation)``: in place on ``m`` rows of ``n``.
+
+    relu is not among them: the micro-kernels apply it in registers.
+    """
+    bodies = {
+        Activation.GELU: _gelu,
+        Activation.GELU_TANH: _gelu_tanh,
+        Activation.SILU: _silu,
+    }
+
+    @functions.private("moonpoly_activate", c=FLOATS, ldc=INT, m=INT, n=INT, activation=INT)
+    def _(c: Any, ldc: Expr, m: Expr, n: Expr, activation: Expr) -> None:
+        def apply(kind: int) -> None:
+            body = bodies[Activation(kind)]
+            vectors = let(div(n, lanes))
+            with loop(m) as i:
+                with loop(vectors) as v:
+                    at = vector(i * ldc + v * lanes, lanes)
+                    c[at] = body(let(c[at]), lanes)
+                with loop(n - vectors * lanes) as j:
+                    at = i * ldc + vectors * lanes + j
+                    c[at] = body(let(c[at]), 1)
+
+        switch(activation, [int(kind) for kind in bodies], apply)
+
+
+def _constant(value: float, lanes: int) -> Expr:
+    scalar = tirx.const(value, "float32")
+    return scalar if lanes == 1 else T.Broadcast(scalar, lanes)
+
+
+def _as_type(dtype: str, lanes: int) -> str:
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def _exp(x: Expr, lanes: int) -> Expr:
+    """exp(x) over all floats: 0 and infinity at the ends, NaN kept."""
+
+    def constant(value: float) -> Expr:
+        return _constant(value, lanes)
+
+    low, high = constant(-104.0), constant(89.0)
+    # a comparison with NaN is false: NaN stays
+    x = let(tirx.Select(x < low, low, x))
+    x = let(tirx.Select(x > high, high, x))
+    n = let(tirx.floor(x * constant(1.0 / math.log(2.0)) + constant(0.5)))
+    # ln 2 in two parts, the first with few bits so that n times it is exact
+    r = let(x - n * constant(0.693359375))
+    r = let(r - n * constant(math.log(2.0) - 0.693359375))
+    p = constant(1.0 / math.factorial(7))
+    for power in range(6, -1, -1):
+        p = let(p * r + constant(1.0 / math.factorial(power)))
+    # 2^n in two factors, since n may lie outside the exponents of a float. NaN has no integer;
+    # p is NaN then and any factor will do, but the conversion must not be undefined.
+    exponent = let(tirx.Cast(_as_type("int32", lanes), tirx.Select(n == n, n, constant(0.0))))
+    half = let(tirx.shift_right(exponent, _integer(1, lanes)))
+    return p * _power_of_two(half, lanes) * _power_of_two(exponent - half, lanes)
+
+
+def _integer(value: int, lanes: int) -> Expr:
+    scalar = tirx.const(value, "int32")
+    return scalar if lanes == 1 else T.Broadcast(scalar, lanes)
+
+
+def _power_of_two(n: Expr, lanes: int) -> Expr:
+    bits = tirx.shift_left(n + _integer(127, lanes), _integer(23, lanes))
+    return tirx.reinterpret(_as_type("float32", lanes), bits)
+
+
+def _gelu(x: Expr, lanes: int) -> Expr:
+    """x/2 * (1 + erf(x / sqrt 2))."""
+
+    def constant(value: float) -> Expr:
+        return _constant(value, lanes)
+
+    zero = constant(0.0)
+    z = let(tirx.Select(x < zero, zero - x, x) * constant(math.sqrt(0.5)))
+    t = let(constant(1.0) / (constant(1.0) + z * constant(0.3275911)))
+    p = constant(1.061405429)
+    for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        p = let(p * t + constant(coefficient))
+    half_erfc = let(p * t * _exp(zero - z * z, lanes) * constant(0.5))
+    return x * tirx.Select(x < zero, half_erfc, constant(1.0) - half_erfc)
+
+
+def _gelu_tanh(x: Expr, lanes: int) -> Expr:
+    """x/2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), as x * sigmoid of twice that."""
+    scale = -2.0 * math.sqrt(2.0 / math.pi)
+    u = let(x * _constant(scale, lanes) * (_constant(1.0, lanes) + x * x * _constant(0.044715, lanes)))
+    return x / (_constant(1.0, lanes) + _exp(u, lanes))
+
+
+def _silu(x: Expr, lanes: int) -> Expr:
+    """x * sigmoid(x)."""
+    return x / (_constant(1.0, lanes) + _exp(_constant(0.0, lanes) - x, lanes))

@@ -1,0 +1,93 @@
+"""A plan: the decisions that assemble one matrix product, and its form as one integer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+
+class BMode(IntEnum):
+    """Where the micro-kernels find B."""
+
+    #: constant weights, packed in panels when the model was compiled
+    PREPACKED = 0
+    #: in place: rows of B are contiguous
+    DIRECT = 1
+    #: packed block by block during the call
+    PACKED = 2
+
+
+#: Each field of the encoded plan, lowest bits first: (bits, unit of the stored number).
+FIELDS = {
+    "nv": (3, 1),
+    "mr": (4, 1),
+    "tail_nv": (3, 1),
+    "tail_mr": (4, 1),
+    "pack_a": (1, 1),
+    "b_mode": (2, 1),
+    "kc": (9, 8),
+    "mc": (8, 4),
+    "nc": (10, 1),
+    "splits_m": (6, 1),
+    "splits_n": (6, 1),
+    "workers": (7, 1),
+}
+assert sum(bits for bits, _ in FIELDS.values()) <= 63
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How ``C[m, n] = A @ B`` is cut and tiled.
+
+    Columns are counted in panels (one vector wide). The plane is two regions: full groups of
+    ``nv`` panels tiled by at most ``mr`` rows, then one group of ``tail_nv`` panels (0: none)
+    tiled by at most ``tail_mr`` rows. Row tiles are balanced: they differ by at most one row.
+    Blocks hold at most ``kc`` of the reduction, ``mc`` rows, ``nc`` groups (0: all).
+    Rows are shared out in ``splits_m`` parts and groups in ``splits_n``; ``workers`` threads
+    compute the parts (of all batch entries), 1: the calling thread does.
+    """
+
+    nv: int
+    mr: int
+    tail_nv: int
+    tail_mr: int
+    pack_a: bool
+    b_mode: BMode
+    kc: int = 0
+    mc: int = 0
+    nc: int = 0
+    splits_m: int = 1
+    splits_n: int = 1
+    workers: int = 1
+
+    def encode(self) -> int:
+        """The plan as one int64.
+
+        Raises ValueError when a field is no multiple of its unit or too large for its bits.
+        """
+        word, shift = 0, 0
+        for name, (bits, unit) in FIELDS.items():
+            value, rest = divmod(int(getattr(self, name)), unit)
+            if rest or not 0 <= value < 1 << bits:
+                raise ValueError(f"{name}: {value * unit + rest} does not fit {bits} bits of {unit}")
+            word |= value << shift
+            shift += bits
+        return word
+
+    @classmethod
+    def decode(cls, word: int) -> Plan:
+        """Inverse of `encode`."""
+        values, shift = {}, 0
+        for name, (bits, unit) in FIELDS.items():
+            values[name] = (word >> shift & (1 << bits) - 1) * unit
+            shift += bits
+        return cls(
+            **{
+                **values,
+                "pack_a": bool(values["pack_a"]),
+                "b_mode": BMode(values["b_mode"]),
+            }
+        )
+
+
+assert tuple(f.name for f in fields(Plan)) == tuple(FIELDS)
