@@ -59,7 +59,7 @@ def main() -> None:
     run = load_main(library)
 
     for rows in SIZES:
-        y = np.from_dlpack(run(tvm_ffi.from_dlpack(aligned(example["x"][:rows]))))
+        y: np.ndarray = np.from_dlpack(run(tvm_ffi.from_dlpack(aligned(example["x"][:rows]))))
         expected = example["y"][:rows]
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
         print(f"rows {rows:3}: largest error {np.abs(y - expected).max():.1e}")
