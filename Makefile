@@ -1,0 +1,55 @@
+# `make` or `make help` lists the targets.
+
+# The Python that the virtual environment is made with: 3.10 to 3.13.
+PYTHON ?= python3
+# Where the virtual environment lies.
+VENV ?= .venv
+# Passed on to the command of `run`, `test` and `bench-gemm`.
+ARGS ?=
+# Passed on to every `pip install`.
+PIP_ARGS ?=
+
+BIN := $(VENV)/bin
+CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench-gemm clean need-compiler
+# Every stamp is made by one pattern rule: keep it.
+.SECONDARY:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS='...' PIP_ARGS='...'"
+
+# Without TVM_NUM_THREADS, TVM uses half of the cores and counts them anew at each parallel call.
+run: need-compiler $(VENV)/.installed-run ## Compile a sentence-embedding model, run it at many sizes
+	TVM_NUM_THREADS=$${TVM_NUM_THREADS:-$$($(CORES))} $(BIN)/python -m bench.minilm $(ARGS)
+
+test: lint ## Check style and types, then run the tests (ARGS for pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: need-compiler $(VENV)/.installed-test ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick --json out.json")
+	$(BIN)/python -m bench.gemm $(ARGS)
+
+clean: ## Remove the virtual environment, build outputs and caches
+	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+need-compiler:
+	@sh scripts/need_compiler.sh
+
+$(VENV)/.created: | need-compiler
+	@sh scripts/need_python.sh "$(PYTHON)"
+	"$(PYTHON)" -m venv "$(VENV)"
+	@touch "$@"
+
+# One stamp an extra of setup.py: a changed setup.py installs again.
+$(VENV)/.installed-%: setup.py pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[$*]'
+	@touch "$@"

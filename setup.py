@@ -1,0 +1,78 @@
+"""Packaging of tvm_moonpoly, relax_passes and the tuning logs that ship with them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def version() -> str:
+    """Return `__version__`, read as text: an import would need TVM while the package is built."""
+    source = (ROOT / "tvm_moonpoly" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', source, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('tvm_moonpoly/__init__.py has no line `__version__ = "..."`')
+    return match.group(1)
+
+
+CORE = [
+    # The passes and schedules use names that change from one TVM release to the next.
+    "apache-tvm==0.27.0.post1",
+    # TVM alone would take 0.1.15, with which any copy or serialization of its IR crashes.
+    "apache-tvm-ffi>=0.1.14.post0,<0.1.15",
+    "cloudpickle",
+    "numpy",
+    "onnx",
+    "platformdirs",
+    "rich",
+]
+
+# XGBoost is no part of the core: its Linux wheel pulls a GPU library of about 470 MB. Compiling a
+# model needs only the integer tables in the tuning logs; only the tuning that makes them learns.
+TUNE = ["cloudpickle", "psutil", "tornado", "xgboost>=3"]
+
+# What `make run` needs to build the sentence-embedding model and to check it.
+RUN = ["onnxruntime", "safetensors", "threadpoolctl", "tokenizers"]
+
+# One torch for all, so that figures of two machines compare. torch is used as a peer only.
+BENCH = [*RUN, "torch==2.13.0"]
+
+TEST = [
+    *RUN,
+    "build",
+    "hypothesis",
+    # A new minor release of a checker finds new faults in old code: move these two on purpose.
+    "mypy==2.4.*",
+    "ruff==0.17.*",
+    "pytest",
+    # Builds the package inside the packaging tests, without a download.
+    "setuptools>=77",
+]
+
+setup(
+    name="tvm_moonpoly",
+    version=version(),
+    description="Dynamic-shape operators for Apache TVM, assembled from tuned micro-kernels",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
+    python_requires=">=3.10,<3.14",
+    packages=[
+        *find_packages(include=["tvm_moonpoly*", "relax_passes*"]),
+        "tvm_moonpoly.tuning_logs",
+    ],
+    package_dir={"tvm_moonpoly.tuning_logs": "tuning_logs"},
+    package_data={
+        "tvm_moonpoly": ["py.typed"],
+        "relax_passes": ["py.typed"],
+        "tvm_moonpoly.tuning_logs": ["**/*.json", "**/*.jsonl"],
+    },
+    install_requires=CORE,
+    extras_require={"tune": TUNE, "run": RUN, "bench": BENCH, "test": TEST},
+    zip_safe=False,
+)

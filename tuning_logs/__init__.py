@@ -1,0 +1,1 @@
+"""Tuning logs that ship with tvm_moonpoly, one folder a machine: data only, no code."""
