@@ -87,7 +87,9 @@ def interleave(
     """Seconds a call of every runner, one entry a round.
 
     Each runner is called once before anything is timed. In each round every runner is timed once,
-    in an order that rotates from round to round, over as many calls as take ``min_seconds``.
+    in an order that rotates from round to round, over as many calls as take ``min_seconds``. A
+    short call is made once more, untimed, ahead of its sample: it brings the operands back into
+    the cache and lets the previous runner's threads go to sleep.
     Raises ValueError for ``rounds`` < 1 or ``min_seconds`` < 0.
     """
     if rounds < 1:
@@ -102,6 +104,8 @@ def interleave(
     for turn in range(rounds):
         shift = turn % len(names) if names else 0
         for name in names[shift:] + names[:shift]:
+            if repeats[name] > 1:
+                runners[name]()
             # Calibrated anew each round: on a machine that got faster since, the count rises.
             each, repeats[name] = sample(runners[name], repeats[name], min_seconds, clock)
             seconds[name].append(each)
