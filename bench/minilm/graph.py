@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -96,7 +97,7 @@ class _Graph:
         self.initializers: list[onnx.TensorProto] = []
         self.names: set[str] = set()
 
-    def node(self, kind: str, inputs: list[str], output: str = "", **attributes: object) -> str:
+    def node(self, kind: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
         output = output or f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
