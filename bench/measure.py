@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_REPEATS = 1 << 20
+WARM_SECONDS = 0.05
 VERSIONED = (
     "tvm_moonpoly",
     "apache-tvm",
@@ -87,9 +88,10 @@ def interleave(
     """Seconds a call of every runner, one entry a round.
 
     Each runner is called once before anything is timed. In each round every runner is timed once,
-    in an order that rotates from round to round, over as many calls as take ``min_seconds``. A
-    short call is made once more, untimed, ahead of its sample: it brings the operands back into
-    the cache and lets the previous runner's threads go to sleep.
+    over as many calls as take ``min_seconds``. The order rotates from round to round and every
+    other round runs backwards, so that nobody always follows the same neighbour. A short call is
+    made once more, untimed, ahead of its sample: it brings the operands back into the cache and
+    lets the previous runner's threads go to sleep.
     Raises ValueError for ``rounds`` < 1 or ``min_seconds`` < 0.
     """
     if rounds < 1:
@@ -103,8 +105,9 @@ def interleave(
         run()
     for turn in range(rounds):
         shift = turn % len(names) if names else 0
-        for name in names[shift:] + names[:shift]:
-            if repeats[name] > 1:
+        order = names[shift:] + names[:shift]
+        for name in reversed(order) if turn % 2 else order:
+            if seconds[name] and seconds[name][-1] < WARM_SECONDS:
                 runners[name]()
             # Calibrated anew each round: on a machine that got faster since, the count rises.
             each, repeats[name] = sample(runners[name], repeats[name], min_seconds, clock)

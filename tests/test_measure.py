@@ -38,11 +38,19 @@ def test_interleave_reports_seconds_per_call_whatever_the_repeats():
     assert clock.calls.count("slow") == 4
 
 
-def test_interleave_rotates_the_order():
+def test_interleave_rotates_and_reverses_the_order():
     clock = FakeClock()
     runners = {name: clock.work(name, 1.0) for name in "abc"}
-    measure.interleave(runners, rounds=3, min_seconds=0.5, clock=clock)
-    assert "".join(clock.calls) == "abc" + "abc" + "bca" + "cab"
+    measure.interleave(runners, rounds=4, min_seconds=0.5, clock=clock)
+    assert "".join(clock.calls) == "abc" + "abc" + "acb" + "cab" + "cba"
+
+
+def test_short_calls_are_warmed_up_before_each_later_sample():
+    clock = FakeClock()
+    runners = {"short": clock.work("s", 0.04), "long": clock.work("l", 0.06)}
+    seconds = measure.interleave(runners, rounds=3, min_seconds=0.01, clock=clock)
+    assert "".join(clock.calls) == "sl" + "sl" + "ss" + "l" + "ss" + "l"
+    assert seconds["short"] == pytest.approx([0.04] * 3)
 
 
 def test_samples_are_long_enough():
