@@ -1,0 +1,1 @@
+"""Speed and correctness of tvm_moonpoly against its peers, measured side by side in one run."""

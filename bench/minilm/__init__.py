@@ -1,0 +1,1 @@
+"""The main job: a real sentence-embedding model of dynamic shape, through one executable."""
