@@ -1,0 +1,1 @@
+"""What micro-kernels and memory traffic cost on a machine."""
