@@ -14,7 +14,7 @@ from bench.gemm.run import Effort
 from bench.gemm.shapes import Shape, full_shapes, parse_shapes, quick_shapes
 
 # The quick run must end within four minutes, of which compiling may take one on slow cores.
-QUICK = Effort(rounds=8, min_seconds=0.01, budget=150)
+QUICK = Effort(rounds=8, min_seconds=0.01, budget=130)
 FULL = Effort(rounds=15, min_seconds=0.02, budget=3600)
 
 

@@ -69,7 +69,7 @@ def rows_table(rows: Iterable[Row], candidates: list[str]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("best peer")
     for title in ("vm vs best", *peers):
-        table.add_column(title, justify="right", overflow="fold")
+        table.add_column(title.replace("_", " "), justify="right", overflow="fold")
     for row in rows:
         table.add_row(
             row["layer"],
@@ -93,7 +93,7 @@ def groups_table(groups: dict[str, dict[str, Any]]) -> Table:
     table.add_column("class", no_wrap=True)
     titles = ("shapes", "losses", "of peak", "vs best", "vm vs best", *peers)
     for title in titles:
-        table.add_column(title, justify="right", overflow="fold")
+        table.add_column(title.replace("_", " "), justify="right", overflow="fold")
     for name, group in groups.items():
         table.add_row(
             name,
