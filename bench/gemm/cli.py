@@ -71,10 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rounds is not None:
         effort = Effort(options.rounds, effort.min_seconds, effort.budget)
     console = make_console()
-    document = run_bench(options.shapes, options.peers, effort, options.threads, console)
+    try:
+        document = run_bench(options.shapes, options.peers, effort, options.threads, console)
+    except RuntimeError as reason:
+        console.print(f"[red]bench.gemm: {reason}", highlight=False)
+        return 1
     document["seconds"] = time.monotonic() - start
     print_document(console, document)
-    console.print(f"took {document['seconds']:.0f} s")
+    console.print(
+        f"took {document['seconds']:.0f} s, of which "
+        f"{document['seconds_to_prepare']:.0f} s to load and to compile"
+    )
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm_moonpoly.machine import Machine
 
 import tvm_moonpoly as mp
 from bench.gemm.operands import Operands
@@ -16,6 +15,7 @@ from bench.gemm.peers import DIRECT, HAND_SCHEDULES, VM, Peer, Run
 from bench.gemm.shapes import Shape
 from bench.gemm.tvm_models import layers_module, virtual_machine, vm_runner
 from tvm_moonpoly import operators
+from tvm_moonpoly.machine import Machine
 
 Weights = Mapping[tuple[int, int], np.ndarray]
 

@@ -43,11 +43,16 @@ def print_setting(console: Console, doc: dict[str, Any]) -> None:
     machine = doc["machine"]
     caches = ", ".join(f"{name} {size}" for name, size in machine.get("caches", {}).items())
     console.print(f"[bold]{machine.get('cpu')}[/], {machine.get('cores')} cores, {caches}")
-    console.print(f"threads: {doc['threads']}; clock: {doc.get('clock')}")
+    rounds = [row["rounds"] for row in doc["rows"]]
+    console.print(
+        f"threads: {doc['threads']}; clock: {doc.get('clock')}; "
+        f"rounds: {min(rounds)} to {max(rounds)} a shape"
+    )
     for pool in machine.get("blas", []):
         console.print("loaded: " + ", ".join(f"{key} {value}" for key, value in pool.items()))
     for name, version in doc["versions"].items():
         console.print(f"{name}: {version}", highlight=False)
+    console.print(f"target: {doc.get('target')}", highlight=False)
     if doc.get("removed_environment"):
         console.print(f"taken out of the environment: {' '.join(doc['removed_environment'])}")
     table = Table("candidate", "called as", "compared with", title="Candidates")
@@ -128,6 +133,9 @@ def print_doubts(console: Console, doc: dict[str, Any]) -> None:
 def print_losses(console: Console, rows: list[Row]) -> None:
     """Every shape on which the best peer is faster, the worst first."""
     slower = losses(rows)
+    if all(row["vs_best"] is None for row in rows):
+        console.print("[red]no peer was measured: there is nothing to compare with")
+        return
     if not slower:
         console.print("no losses: ours is at least as fast as the best peer at every shape")
         return
@@ -143,7 +151,7 @@ def print_losses(console: Console, rows: list[Row]) -> None:
 
 def number(value: float | None) -> str:
     """A ratio without colour."""
-    return "-" if value is None or value != value else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}"
 
 
 def ratio(value: float | None) -> str:

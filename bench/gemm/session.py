@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tvm_moonpoly.machine import Machine
 
 import tvm_moonpoly as mp
 from bench import measure
@@ -18,6 +19,8 @@ from bench.gemm.peers import HAND_SCHEDULES, Peer, load_peers, reason_of
 from bench.gemm.run import Effort, Measured, measure_all, shares_in_caller, weights_of
 from bench.gemm.shapes import Shape
 from bench.gemm.summary import document
+from tvm_moonpoly import operators
+from tvm_moonpoly.machine import Machine
 
 PROBE_FLOPS = 50_000_000
 
@@ -30,7 +33,11 @@ def run_bench(
     console: Console,
 ) -> dict[str, Any]:
     """Measure ``shapes`` against ``peer_names`` and return the document of ``summary.document``."""
+    start = time.monotonic()
     target = mp.detect_target()
+    unsupported = operators.supported(target)
+    if unsupported is not None:
+        raise RuntimeError(f"tvm_moonpoly has no micro-kernels for this machine: {unsupported}")
     weights = weights_of(shapes)
     with console.status("loading the libraries"):
         peers, absent = load_peers(peer_names)
@@ -46,6 +53,7 @@ def run_bench(
         peak, peak_flops = peak_runner(target, Machine.from_target(target).lanes)
     candidates += peers
     clock, about_clock = measure.clock_for(threads)
+    prepared = time.monotonic() - start
     measured: list[Measured] = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(shapes))
@@ -67,6 +75,7 @@ def run_bench(
         extra={
             "target": str(target),
             "clock": about_clock,
+            "seconds_to_prepare": prepared,
             "removed_environment": environment.removed_variables(),
             "share_in_calling_thread": caller_shares(candidates, shapes, weights),
         },
@@ -84,8 +93,10 @@ def caller_shares(
 
 
 def library_versions(peers: Sequence[Peer]) -> dict[str, str]:
-    """Versions of the packages, and of what torch has inside when it is measured."""
+    """Versions of the packages, of numpy's BLAS, and of what torch has inside if it is measured."""
     versions = measure.installed_versions()
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    versions["numpy_blas"] = f"{blas['name']} {blas['version']}"
     if any(peer.name.startswith(("torch", "mkl", "onednn")) for peer in peers):
         from bench.gemm import torch_peers
 

@@ -94,14 +94,20 @@ def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "shapes": len(rows),
         "losses": sum(row["vs_best"] < 1 for row in compared),
-        "vs_best": measure.geomean(row["vs_best"] for row in compared),
-        "vs_best_vm": measure.geomean(row["vs_best_vm"] for row in compared),
+        "vs_best": mean(row["vs_best"] for row in compared),
+        "vs_best_vm": mean(row["vs_best_vm"] for row in compared),
         "of_peak": measure.geomean(row["of_peak"] for row in rows),
         "vs": {
             name: measure.geomean(row["vs"][name] for row in rows if name in row["vs"])
             for name in names
         },
     }
+
+
+def mean(ratios: Iterable[float]) -> float | None:
+    """Geometric mean, None of nothing: JSON knows no NaN."""
+    found = list(ratios)
+    return measure.geomean(found) if found else None
 
 
 def summarise_groups(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
