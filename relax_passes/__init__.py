@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relax passes of tvm_moonpoly, one file each; `pipeline` lists them in order."""
+
+from .pipeline import pipeline
+from .polymerize import PolymerizeDynamicOps
+from .report import Entry, Report
+
+__all__ = ["Entry", "PolymerizeDynamicOps", "Report", "pipeline"]
