@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import tvm
-from tvm.relax import pipeline as relax_pipeline
+from tvm import relax
+from tvm.relax.backend.cpu_generic import pipeline as cpu
 from tvm.target import Target
 
 from .polymerize import PolymerizeDynamicOps
@@ -24,16 +25,27 @@ def pipeline(target: Target, *, report: Report | None = None) -> tvm.transform.P
         passes = [
             # Phase 1. Dynamic matmuls become calls of the operator library.
             PolymerizeDynamicOps(target, report),
-            # Phase 2. The libraries that TVM itself brings for sampling and sorting.
-            *relax_pipeline.library_dispatch_passes(target),
-            # Phase 3. All other operators become loops, fused where they are elementwise.
-            *relax_pipeline.legalize_passes(target),
-            # Phase 4. Dataflow blocks become calls with explicit destinations.
-            *relax_pipeline.dataflow_lower_passes(target),
-            # Phase 5. Memory planning, shape computation, virtual machine built-ins.
-            *relax_pipeline.finalize_passes(target),
+            # Phase 2 and later. Everything else.
+            *(_cpu_passes(target) if target.kind.name == "llvm" else _other_passes(target)),
         ]
         with target:
             return tvm.transform.Sequential(passes)(mod)
 
     return _pipeline
+
+
+def _cpu_passes(target: Target) -> list[tvm.transform.Pass]:
+    return [
+        # Phase 2. The libraries that TVM itself brings for sampling and sorting.
+        *cpu.library_dispatch_passes(target),
+        # Phase 3. The other operators become loops, fused where they are elementwise.
+        *cpu.legalize_passes(target),
+        # Phase 4. Dataflow becomes a sequence of calls with explicit destinations.
+        *cpu.dataflow_lower_passes(target),
+        # Phase 5. Memory planning, computation of shapes, built-ins of the virtual machine.
+        *cpu.finalize_passes(target),
+    ]
+
+
+def _other_passes(target: Target) -> list[tvm.transform.Pass]:
+    return [relax.get_default_pipeline(target)]
