@@ -12,7 +12,7 @@ from tvm_moonpoly import operators
 from .bindings import is_claimed
 from .packing import Packing
 from .report import Report
-from .rewrite import LINEAR, leave_function, rewrite_function
+from .rewrite import leave_function, rewrite_function
 
 EXTERNAL_MODS = "external_mods"  # runtime modules that TVM links into the executable
 
@@ -56,6 +56,7 @@ class PolymerizeDynamicOps:
 def _attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """`mod` with the operator library among its external modules, once."""
     attached = list((mod.attrs or {}).get(EXTERNAL_MODS) or [])
-    if any(each.implements_function(LINEAR) for each in attached):
+    library = operators.library(target).module
+    if any(each.same_as(library) for each in attached):
         return mod
-    return mod.with_attr(EXTERNAL_MODS, [*attached, operators.library(target).module])
+    return mod.with_attr(EXTERNAL_MODS, [*attached, library])
