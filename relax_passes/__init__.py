@@ -4,5 +4,6 @@
 from .pipeline import pipeline
 from .polymerize import PolymerizeDynamicOps
 from .report import Entry, Report
+from .schedule_memory_bound import ScheduleMemoryBound
 
-__all__ = ["Entry", "PolymerizeDynamicOps", "Report", "pipeline"]
+__all__ = ["Entry", "PolymerizeDynamicOps", "Report", "ScheduleMemoryBound", "pipeline"]

@@ -10,13 +10,17 @@ from tvm.target import Target
 
 from .polymerize import PolymerizeDynamicOps
 from .report import Report
+from .schedule_memory_bound import ScheduleMemoryBound
 
 
-def pipeline(target: Target, *, report: Report | None = None) -> tvm.transform.Pass:
+def pipeline(
+    target: Target, *, report: Report | None = None, schedule_memory_bound: bool = True
+) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
 
-    It is TVM's own default pipeline for `target`, with the dynamic matmuls taken out first.
-    `report`, if given, is told what became of each of them.
+    It is TVM's own default pipeline for `target`, with the dynamic matmuls taken out first and,
+    unless `schedule_memory_bound` is False, a schedule for the functions that remain between
+    them. `report`, if given, is told what became of each matmul.
     """
     target = Target(target)
 
@@ -26,7 +30,11 @@ def pipeline(target: Target, *, report: Report | None = None) -> tvm.transform.P
             # Phase 1. Dynamic matmuls become calls of the operator library.
             PolymerizeDynamicOps(target, report),
             # Phase 2 and later. Everything else.
-            *(_cpu_passes(target) if target.kind.name == "llvm" else _other_passes(target)),
+            *(
+                _cpu_passes(target, schedule_memory_bound)
+                if target.kind.name == "llvm"
+                else [relax.get_default_pipeline(target)]
+            ),
         ]
         with target:
             return tvm.transform.Sequential(passes)(mod)
@@ -34,18 +42,16 @@ def pipeline(target: Target, *, report: Report | None = None) -> tvm.transform.P
     return _pipeline
 
 
-def _cpu_passes(target: Target) -> list[tvm.transform.Pass]:
+def _cpu_passes(target: Target, schedule_memory_bound: bool) -> list[tvm.transform.Pass]:
     return [
         # Phase 2. The libraries that TVM itself brings for sampling and sorting.
         *cpu.library_dispatch_passes(target),
         # Phase 3. The other operators become loops, fused where they are elementwise.
         *cpu.legalize_passes(target),
-        # Phase 4. Dataflow becomes a sequence of calls with explicit destinations.
+        # Phase 4. Those loops pass over memory once, in vectors.
+        *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
+        # Phase 5. Dataflow becomes a sequence of calls with explicit destinations.
         *cpu.dataflow_lower_passes(target),
-        # Phase 5. Memory planning, computation of shapes, built-ins of the virtual machine.
+        # Phase 6. Memory planning, computation of shapes, built-ins of the virtual machine.
         *cpu.finalize_passes(target),
     ]
-
-
-def _other_passes(target: Target) -> list[tvm.transform.Pass]:
-    return [relax.get_default_pipeline(target)]
