@@ -23,8 +23,11 @@ SPATIAL, REDUCTION = 0, 2  # IterVar.iter_type
 EXPENSIVE = {Op.get(f"tirx.{name}") for name in ("exp", "erf", "tanh", "sigmoid", "log")}
 
 
-def schedule_rows(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """`func` rescheduled, or None if it is not memory-bound or not of a form that we know."""
+def schedule_rows(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFunc | None:
+    """`func` rescheduled, or None if it is not memory-bound or not of a form that we know.
+
+    With `parallel`, the rows are shared among threads, and None also means that they cannot be.
+    """
     if not isinstance(func.body, s_tir.SBlockRealize) or "tirx.is_scheduled" in func.attrs:
         return None
     if not _is_plain(func.body.block.body):
@@ -34,7 +37,9 @@ def schedule_rows(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
         return None
     _inline_producers(sch)
     rows = sch.copy()
-    return (rows if _compute_by_rows(rows) else sch).mod["main"]
+    if _compute_by_rows(rows, parallel):
+        return rows.mod["main"]
+    return None if parallel and not _share_elements(sch) else sch.mod["main"]
 
 
 def _is_plain(body: tirx.Stmt) -> bool:
@@ -85,7 +90,7 @@ def _is_reused(producer: s_tir.SBlock, consumer: s_tir.SBlock) -> bool:
     return rank(producer) < rank(consumer)
 
 
-def _compute_by_rows(sch: s_tir.Schedule) -> bool:
+def _compute_by_rows(sch: s_tir.Schedule, parallel: bool) -> bool:
     """Compute everything at the loop over the rows of the result; False if that cannot be, or
     would compute something more than once. Leaves `sch` half done in that case."""
     blocks = _blocks(sch)
@@ -102,7 +107,23 @@ def _compute_by_rows(sch: s_tir.Schedule) -> bool:
                 return False
     if not all(_uses_all_loops(sch, block) for block in reductions):
         return False
+    if parallel and not _share(sch, result, depth):  # before the inits, after which it is refused
+        return False
     return all(_attempt(_split_off_init, sch, block) for block in reductions)
+
+
+def _share_elements(sch: s_tir.Schedule) -> bool:
+    """Share a single elementwise loop nest by all but its innermost loop."""
+    blocks = _blocks(sch)
+    if len(blocks) != 1 or _reductions(sch.get(blocks[0])):
+        return False
+    return _share(sch, blocks[0], len(sch.get_loops(blocks[0])) - 1)
+
+
+def _share(sch: s_tir.Schedule, block: SBlockRV, depth: int) -> bool:
+    """Run the `depth` outermost loops around `block` in parallel."""
+    loops = sch.get_loops(block)[: max(depth, 0)]
+    return bool(loops) and _attempt(lambda: sch.parallel(sch.fuse(*loops)))
 
 
 def _row_depth(block: s_tir.SBlock) -> int:

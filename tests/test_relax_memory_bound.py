@@ -8,6 +8,7 @@ from relax_testing import TARGET, tensor
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import tirx as T
+from tvm.sym import Analyzer
 
 from relax_passes import ScheduleMemoryBound, pipeline
 from relax_passes.fast_exp import use_fast_exp
@@ -265,15 +266,15 @@ CASES = {
 }
 
 
-def compiled(form, **options):
+def compiled(form, target=TARGET, **options):
     x = relax.Var("x", relax.TensorType((N, S, 24), "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
             out = builder.emit_output(form(x))
         builder.emit_func_output(out)
-    passes = pipeline(TARGET, **options)
-    vm = relax.VirtualMachine(tvm.compile(builder.get(), TARGET, relax_pipeline=passes), tvm.cpu())
+    passes = pipeline(target, **options)
+    vm = relax.VirtualMachine(tvm.compile(builder.get(), target, relax_pipeline=passes), tvm.cpu())
     return lambda value: vm["main"](tvm.runtime.tensor(value)).numpy()
 
 
@@ -287,6 +288,35 @@ def test_against_numpy(name):
         result = run(x)
         assert result.shape == expected.shape
         np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5)
+
+
+TWO_CORES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small_and_large_on_two_cores(name):
+    form, reference = CASES[name]
+    run = compiled(form, TWO_CORES)
+    for shape in [(1, 1), (0, 3), (3, 16), (40, 70), (1, 3000), (3000, 1)]:
+        x = tensor(*shape, 24)
+        expected = reference(x.astype("float64"))
+        np.testing.assert_allclose(run(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_only_large_results_wake_the_threads():
+    func = chain.with_attr("global_symbol", "f")
+    after = ScheduleMemoryBound(TWO_CORES)(tvm.IRModule({"f": func}))["f"]
+    branch = after.body.block.body
+    assert isinstance(branch, tirx.IfThenElse)
+    analyzer = Analyzer()
+    for rows, large in [(1, False), (4095, False), (4096, True)]:
+        number = tirx.const(rows, "int64")
+        condition = tvm_ffi.structural_map(
+            branch.condition, (tirx.Var, lambda _var, value=number: value)
+        )
+        assert bool(analyzer.simplify(condition)) == large
+    assert branch.then_case.kind == tirx.ForKind.PARALLEL
+    assert branch.else_case.kind == tirx.ForKind.SERIAL
 
 
 @pytest.mark.parametrize("name", ["softmax of rows", "layer norm", "sum of rows"])
