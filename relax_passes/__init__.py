@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Relax passes of tvm_moonpoly, one file each; `pipeline` lists them in order."""
 
 from .pipeline import pipeline

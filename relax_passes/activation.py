@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Recognise an activation, as one operator or spelled out in elementary ones."""
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ MAX_STEPS = 12  # the longest spelling, gelu_tanh with its cube as products, has
 
 @dataclass(frozen=True)
 class Match:
-    """`output = activation(input)`; `inside` are the variables between the two."""
+    """`output = activation(input)`."""
 
     activation: Activation
     output: Var
-    inside: tuple[Var, ...]
 
 
 def match_activation(var: Var, bindings: Bindings) -> Match | None:
@@ -46,7 +44,7 @@ def match_activation(var: Var, bindings: Bindings) -> Match | None:
     call = bindings.call(user, *WHOLE)
     if call is None or bindings.block[user] != bindings.block[var]:
         return None
-    return Match(WHOLE[call.op], user, ()) if call.args[0].same_as(var) else None
+    return Match(WHOLE[call.op], user) if call.args[0].same_as(var) else None
 
 
 def _match_spelled_out(var: Var, bindings: Bindings) -> Match | None:
@@ -63,7 +61,7 @@ def _match_spelled_out(var: Var, bindings: Bindings) -> Match | None:
         if not users:
             activation = SPELLED_OUT.get(poly.form(value))
             if activation is not None:
-                return Match(activation, output, tuple(known)[1:])
+                return Match(activation, output)
         known[output] = value
         users += bindings.users.get(output, ())
     return None

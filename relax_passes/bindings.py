@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Who binds and who uses each variable of a Relax function."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """What of the operators after a matmul can be done on its tiles while they are in registers."""
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ ADD = Op.get("relax.add")
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`last = activation(product + bias + residual)`; `inside` are the variables that the fused
-    call makes superfluous, from the matmul's own up to, but without, `last`."""
+    """`last = activation(product + bias + residual)`."""
 
     last: Var
-    inside: tuple[Var, ...] = ()
     bias: np.ndarray | None = None
     residual: Var | None = None
     activation: Activation = Activation.NONE
@@ -39,7 +36,7 @@ class Epilogue:
 
 def linear_epilogue(var: Var, features: int, bindings: Bindings) -> Epilogue:
     """The longest epilogue after the linear layer `var` of `features` outputs."""
-    last, inside = var, []
+    last = var
     bias: np.ndarray | None = None
     residual: Var | None = None
     while True:
@@ -57,13 +54,11 @@ def linear_epilogue(var: Var, features: int, bindings: Bindings) -> Epilogue:
             residual = other
         else:
             break
-        inside.append(last)
         last = user
     match = match_activation(last, bindings)
     if match is None:
-        return Epilogue(last, tuple(inside), bias, residual)
-    inside += [last, *match.inside]
-    return Epilogue(match.output, tuple(inside), bias, residual, match.activation)
+        return Epilogue(last, bias, residual)
+    return Epilogue(match.output, bias, residual, match.activation)
 
 
 def transposed_store(var: Var, bindings: Bindings) -> tuple[Var, tuple[int, ...]]:

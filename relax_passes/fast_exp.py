@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """fp32 `exp` as arithmetic that LLVM vectorizes, in place of one call of libm an element.
 
 exp(x) = 2**n * exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2, and exp(r) = 1 + r + r*r * q(r).

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Which matmuls of a function are ours, and in which of the two forms."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Constant weights, biases and plan tables in the form that the packed functions read."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Run the rows of a large result on all cores, and those of a small one on one.
 
 Waking the threads costs microseconds. Whether that pays depends on a shape that only the call

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """The whole compiler from Relax to a virtual machine executable, from top to bottom."""
 
 from __future__ import annotations
@@ -48,10 +47,11 @@ def _cpu_passes(target: Target, schedule_memory_bound: bool) -> list[tvm.transfo
         *cpu.library_dispatch_passes(target),
         # Phase 3. The other operators become loops, fused where they are elementwise.
         *cpu.legalize_passes(target),
-        # Phase 4. Those loops pass over memory once, in vectors.
-        *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
-        # Phase 5. Dataflow becomes a sequence of calls with explicit destinations.
+        # Phase 4. Dataflow becomes a sequence of calls with explicit destinations, and a reshape
+        # a view: those are recognised by their loops, which therefore come to be scheduled later.
         *cpu.dataflow_lower_passes(target),
+        # Phase 5. The loops pass over memory once, in vectors.
+        *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
         # Phase 6. Memory planning, computation of shapes, built-ins of the virtual machine.
         *cpu.finalize_passes(target),
     ]

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Replace dynamic-shape matmuls by packed functions that assemble micro-kernels at each call."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """A normal form for small elementwise functions of one input.
 
 Exporters spell one and the same function in many orders of operands:

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """What the pass did, and did not do, to each operator, with the reason."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Rewrite the matmuls of one Relax function."""
 
 from __future__ import annotations

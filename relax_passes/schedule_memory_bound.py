@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Schedule the functions around the matmuls: fused elementwise chains, softmax, layer norm."""
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from .wide_reduction import widen_reductions
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleMemoryBound")
 class ScheduleMemoryBound:
-    """Reschedule the memory-bound functions of a module for a CPU; to be run after `FuseTIR`.
+    """Reschedule the memory-bound functions of a module for a CPU.
+
+    To be run after `FuseTIR`, and after `RewriteDataflowReshape`, which knows a reshape by its
+    unscheduled loops.
 
     With `num-cores` above 1 in the target, large results are shared among the threads of TVM's
     pool. Functions that are not memory-bound or not of a known form stay as they are, and so do

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """A CPU schedule for memory-bound functions of any shape: fused elementwise chains, softmax,
 layer norm, reductions.
 

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """What the types of a Relax function tell of shapes."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Float reductions along a row with one accumulator a vector lane.
 
 LLVM may not reorder float additions, and so runs a row sum one element after another. Sixteen

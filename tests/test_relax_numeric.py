@@ -85,6 +85,13 @@ def test_against_numpy(name):
         np.testing.assert_allclose(result, reference(x), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_reshapes_between_operators_stay_views(cores):
+    target = tvm.target.Target({**dict(TARGET.attrs.items()), "kind": "llvm", "num-cores": cores})
+    executable = tvm.compile(module(attention), target, relax_pipeline=pipeline(target))
+    assert executable.as_text().count("vm.builtin.reshape") >= 3
+
+
 def test_pipeline_leaves_a_static_model_to_tvm():
     @R.function
     def static(x: R.Tensor((4, 16), "float32")):
