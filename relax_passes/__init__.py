@@ -1,0 +1,8 @@
+"""Relax passes of tvm_moonpoly, one file each; `pipeline` lists them in order."""
+
+from .pipeline import pipeline
+from .polymerize import PolymerizeDynamicOps
+from .report import Entry, Report
+from .schedule_memory_bound import ScheduleMemoryBound
+
+__all__ = ["Entry", "PolymerizeDynamicOps", "Report", "ScheduleMemoryBound", "pipeline"]

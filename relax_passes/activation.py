@@ -1,0 +1,136 @@
+"""Recognise an activation, as one operator or spelled out in elementary ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm.ir import Call, GenericConst, Op
+from tvm.relax import Expr, Var
+
+from tvm_moonpoly.operators import Activation
+
+from . import polynomial as poly
+from .bindings import Bindings
+from .polynomial import Polynomial
+from .shapes import same_tensor
+
+WHOLE = {
+    Op.get("relax.nn.relu"): Activation.RELU,
+    Op.get("relax.nn.gelu"): Activation.GELU,
+    Op.get("relax.nn.gelu_tanh"): Activation.GELU_TANH,
+    Op.get("relax.nn.silu"): Activation.SILU,
+}
+ADD, SUBTRACT, MULTIPLY, DIVIDE, POWER = (
+    Op.get(f"relax.{name}") for name in ("add", "subtract", "multiply", "divide", "power")
+)
+FUNCTIONS = {Op.get(f"relax.{name}"): name for name in ("erf", "tanh", "sigmoid")}
+MAX_STEPS = 12  # the longest spelling, gelu_tanh with its cube as products, has 9 operators
+
+
+@dataclass(frozen=True)
+class Match:
+    """`output = activation(input)`."""
+
+    activation: Activation
+    output: Var
+
+
+def match_activation(var: Var, bindings: Bindings) -> Match | None:
+    """The activation applied to `var`, where nothing else uses `var` or what lies between."""
+    user = bindings.only_user(var)
+    if user is None:
+        return _match_spelled_out(var, bindings)
+    call = bindings.call(user, *WHOLE)
+    if call is None or bindings.block[user] != bindings.block[var]:
+        return None
+    return Match(WHOLE[call.op], user) if call.args[0].same_as(var) else None
+
+
+def _match_spelled_out(var: Var, bindings: Bindings) -> Match | None:
+    """Follow all functions of `var` alone, in program order, up to the first one that is an
+    activation of `var` and is all that the rest of the program sees of them."""
+    known = {var: poly.X}
+    users = list(bindings.users.get(var, ()))
+    while users and None not in users and len(known) <= MAX_STEPS:
+        output = min((user for user in users if user is not None), key=bindings.order.__getitem__)
+        value = _polynomial_of(output, var, known, bindings)
+        if value is None:
+            return None
+        users = [user for user in users if not output.same_as(user)]
+        if not users:
+            activation = SPELLED_OUT.get(poly.form(value))
+            if activation is not None:
+                return Match(activation, output)
+        known[output] = value
+        users += bindings.users.get(output, ())
+    return None
+
+
+def _polynomial_of(
+    output: Var, var: Var, known: dict[Var, Polynomial], bindings: Bindings
+) -> Polynomial | None:
+    """The value of `output` in terms of `var`, or None if there is more to it than that."""
+    call = bindings.value.get(output)
+    if not isinstance(call, Call) or bindings.block[output] != bindings.block[var]:
+        return None
+    if not same_tensor(call, var):  # a constant of shape (1, 1, 1, 1) may raise the rank
+        return None
+    operands = []
+    for arg in call.args:
+        operand = known.get(arg) if isinstance(arg, Var) else _scalar(arg)
+        if operand is None:
+            return None
+        operands.append(operand)
+    return _apply(call.op, operands)
+
+
+def _scalar(expr: Expr) -> Polynomial | None:
+    if isinstance(expr, GenericConst) and str(expr.value.dtype) == "float32":
+        array = expr.value.numpy()
+        return poly.constant(float(array.reshape(()))) if array.size == 1 else None
+    return None
+
+
+def _apply(op: Op, operands: list[Polynomial]) -> Polynomial | None:
+    if op in FUNCTIONS:
+        return poly.call(FUNCTIONS[op], operands[0])
+    if op not in (ADD, SUBTRACT, MULTIPLY, DIVIDE, POWER):
+        return None
+    a, b = operands
+    if op == ADD:
+        return poly.add(a, b)
+    if op == SUBTRACT:
+        return poly.add(a, {term: -factor for term, factor in b.items()})
+    if op == MULTIPLY:
+        return poly.multiply(a, b)
+    number = poly.constant_value(b)
+    if op == DIVIDE:
+        return poly.multiply(a, poly.constant(1.0 / number)) if number else None
+    return poly.multiply(*[a] * int(number)) if number in (2.0, 3.0) else None
+
+
+def _gelu(call: str, argument: Polynomial | None) -> poly.Form:
+    """Of `x / 2 * (1 + call(argument))`."""
+    assert argument is not None
+    terms = poly.add(poly.constant(1.0), poly.call(call, argument))
+    product = poly.multiply(poly.X, poly.constant(0.5), terms)
+    assert product is not None
+    return poly.form(product)
+
+
+def _silu() -> poly.Form:
+    product = poly.multiply(poly.X, poly.call("sigmoid", poly.X))
+    assert product is not None
+    return poly.form(product)
+
+
+_CUBE = poly.multiply(poly.X, poly.X, poly.X, poly.constant(0.044715))
+SPELLED_OUT = {
+    _gelu("erf", poly.multiply(poly.X, poly.constant(math.sqrt(0.5)))): Activation.GELU,
+    _gelu(
+        "tanh",
+        poly.multiply(poly.constant(math.sqrt(2 / math.pi)), poly.add(poly.X, _CUBE or {})),
+    ): Activation.GELU_TANH,
+    _silu(): Activation.SILU,
+}

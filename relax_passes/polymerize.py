@@ -1,0 +1,61 @@
+"""Replace dynamic-shape matmuls by packed functions that assemble micro-kernels at each call."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from tvm_moonpoly import operators
+
+from .bindings import is_claimed
+from .packing import Packing
+from .report import Report
+from .rewrite import leave_function, rewrite_function
+
+EXTERNAL_MODS = "external_mods"  # runtime modules that TVM links into the executable
+
+
+@tvm.transform.module_pass(opt_level=0, name="PolymerizeDynamicOps")
+class PolymerizeDynamicOps:
+    """Rewrite matmuls with a dynamic dimension to calls of the target's operator library.
+
+    To be run before `LegalizeOps`. What it does not know stays exactly as it was; `report`, if
+    given, is told what became of each matmul and why, and so is the logger `tvm_moonpoly`.
+    """
+
+    def __init__(self, target: Target, report: Report | None = None) -> None:
+        self.target = Target(target)
+        self.report = Report() if report is None else report
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        unsupported = operators.supported(self.target)
+        packing = None if unsupported else Packing(self.target)
+        changed = {}
+        for gv, func in mod.functions_items():
+            if not isinstance(func, relax.Function):
+                continue
+            name = gv.name_hint
+            if packing is None:
+                leave_function(func, name, unsupported, self.report)
+            elif is_claimed(func):
+                leave_function(func, name, "claimed by another backend", self.report)
+            else:
+                new = rewrite_function(func, name, mod, packing, self.report)
+                if not new.same_as(func):
+                    changed[gv] = new
+        if not changed:
+            return mod
+        result = mod.clone()
+        for gv, func in changed.items():
+            result.update_func(gv, func)
+        return _attach_library(result, self.target)
+
+
+def _attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """`mod` with the operator library among its external modules, once."""
+    attached = list((mod.attrs or {}).get(EXTERNAL_MODS) or [])
+    library = operators.library(target).module
+    if any(each.same_as(library) for each in attached):
+        return mod
+    return mod.with_attr(EXTERNAL_MODS, [*attached, library])

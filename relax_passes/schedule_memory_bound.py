@@ -1,0 +1,52 @@
+"""Schedule the functions around the matmuls: fused elementwise chains, softmax, layer norm."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from .fast_exp import use_fast_exp
+from .parallel_rows import choose, is_large
+from .schedule_rows import schedule_rows
+from .wide_reduction import widen_reductions
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleMemoryBound")
+class ScheduleMemoryBound:
+    """Reschedule the memory-bound functions of a module for a CPU.
+
+    To be run after `FuseTIR`, and after `RewriteDataflowReshape`, which knows a reshape by its
+    unscheduled loops.
+
+    With `num-cores` above 1 in the target, large results are shared among the threads of TVM's
+    pool. Functions that are not memory-bound or not of a known form stay as they are, and so do
+    all of them for a target that is not a CPU.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = Target(target)
+        self.cores = int(self.target.attrs.get("num-cores", 1))
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if self.target.kind.name != "llvm":
+            return mod
+        result = mod.clone()
+        for gv, func in mod.functions_items():
+            scheduled = self._schedule(func) if isinstance(func, tirx.PrimFunc) else None
+            if scheduled is not None:
+                result.update_func(gv, scheduled)
+        return result
+
+    def _schedule(self, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+        serial = schedule_rows(func)
+        if serial is None:
+            return None
+        parallel = schedule_rows(func, parallel=True) if self.cores > 1 else None
+        if parallel is None:
+            return _vectorized(serial)
+        return choose(is_large(serial), _vectorized(parallel), _vectorized(serial))
+
+
+def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return use_fast_exp(widen_reductions(func))
