@@ -1,3 +1,31 @@
 """MoonPoly for Apache TVM: dynamic-shape operators assembled from tuned micro-kernels."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relax_passes import pipeline
+    from tvm_moonpoly.explain import explain
+    from tvm_moonpoly.machine import detect_target
+
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "detect_target", "explain", "pipeline"]
+
+
+def __getattr__(name: str) -> Any:
+    # lazy: relax_passes imports this package, and either may be imported first
+    if name == "pipeline":
+        from relax_passes import pipeline
+
+        return pipeline
+    if name == "detect_target":
+        from tvm_moonpoly.machine import detect_target
+
+        return detect_target
+    if name == "explain":
+        from tvm_moonpoly.explain import explain
+
+        return explain
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,8 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators.activation import Activation
 from tvm_moonpoly.operators.tensors import MAX_DIMS, Tensor, View, require
-from tvm_moonpoly.planner.plan import FIELDS, BMode
+from tvm_moonpoly.planner import native
+from tvm_moonpoly.planner.plan import BMode
 
 LINEAR = "moonpoly_linear_f32"
 LINEAR_RESIDUAL = "moonpoly_linear_residual_f32"
@@ -112,7 +113,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
                     m, n, k, 1, int(BMode.PREPACKED), plan.at(0)
                 ),
             )
-            fields = _decode(plan[0])
+            fields = native.decode(plan[0])
 
             def item(index: Expr, wa: Pointer, wb: Pointer) -> None:
                 share = _share(index, fields, m, panels, columns, machine.lanes)
@@ -187,7 +188,7 @@ def _emit_matmul(functions: Functions, machine: Machine) -> None:
             b_mode = select(by_rows, int(BMode.DIRECT), int(BMode.PACKED))
             plan = scratch(1, INT)
             functions["moonpoly_plan"](m, n, k, batch, b_mode, plan.at(0))
-            fields = _decode(plan[0])
+            fields = native.decode(plan[0])
             panels = let(div(n, machine.lanes))
             columns = let(n - panels * machine.lanes)
             shares = let(fields["splits_m"] * fields["splits_n"])
@@ -254,17 +255,6 @@ def _zeros(lanes: int) -> Pointer:
     for i in range(_ZEROS // lanes):
         zeros[vector(i * lanes, lanes)] = T.Broadcast(tirx.const(0.0, FLOAT), lanes)
     return zeros
-
-
-def _decode(word: Expr) -> dict[str, Expr]:
-    """The fields of an encoded plan."""
-    word = let(word)
-    fields, shift = {}, 0
-    for name, (bits, unit) in FIELDS.items():
-        moved = tirx.shift_right(word, as_int(shift))
-        fields[name] = let(tirx.bitwise_and(moved, as_int((1 << bits) - 1)) * unit)
-        shift += bits
-    return fields
 
 
 def _share(

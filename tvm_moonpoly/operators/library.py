@@ -1,0 +1,169 @@
+"""The operator library: planner, loops and micro-kernels of one machine, compiled once.
+
+It is one LLVM module, because native calls do not cross modules in process. A model's executable
+takes it in as an external module; a model itself adds only tables and packed weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.target import Target
+
+import tvm_moonpoly
+from tvm_moonpoly import logs, native
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.emit import INT, Expr, Functions, Pointer, loop
+from tvm_moonpoly.machine import Machine, cpu_features, detect_target, unsupported_reason
+from tvm_moonpoly.operators import activation, cache, entry, gemm_loops, packing
+from tvm_moonpoly.operators.tensors import Tensor
+from tvm_moonpoly.planner import native as native_planner
+from tvm_moonpoly.planner import spec
+from tvm_moonpoly.planner.plan import BMode
+
+#: ``moonpoly_plan_rows(n, k, batch, b_mode, out)``: out[m] is the plan for m rows, m = 1, 2, ...
+PLAN_ROWS = "moonpoly_plan_rows"
+
+#: Rows that a table of plans reaches to; beyond, planning takes no time that matters.
+TABLE_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class OperatorLibrary:
+    """The compiled library of ``machine``: ``module`` holds the packed functions of `entry`."""
+
+    machine: Machine
+    table: CostTable
+    module: Any
+
+    def plan_table(self, n: int, k: int) -> np.ndarray:
+        """Encoded plans for products of m rows by a packed (k, n) weight, int64, indexed by m."""
+        table = np.zeros(TABLE_ROWS + 1, np.int64)
+        if not runs_here(self.machine):
+            for m in range(1, len(table)):
+                product = spec.Product(m, n, k)
+                table[m] = spec.plan(product, self.machine, self.table).encode()
+            return table
+        out = tvm.runtime.tensor(table)
+        self.module[PLAN_ROWS](n, k, 1, int(BMode.PREPACKED), out)
+        return out.numpy()
+
+
+def supported(target: Target) -> str | None:
+    """None when there are micro-kernels and costs for ``target``, else why not."""
+    reason = unsupported_reason(target)
+    if reason is None:
+        try:
+            logs.find(Machine.from_target(target))
+        except LookupError as error:
+            reason = str(error)
+    return reason
+
+
+def library(target: Target) -> OperatorLibrary:
+    """The library for ``target``: from this process, from the cache, or compiled now.
+
+    Raises ValueError when the target is not supported.
+    """
+    reason = supported(target)
+    if reason is not None:
+        raise ValueError(f"target: {reason}")
+    return _library(str(target))
+
+
+@functools.lru_cache(maxsize=8)
+def _library(target_text: str) -> OperatorLibrary:
+    target = Target(json.loads(target_text))
+    machine = Machine.from_target(target)
+    log = logs.find(machine)
+    table = CostTable.from_entries([dict(entry) for entry in log.entries])
+    key = cache_key(target, machine, table)
+    path = cache.load(key)
+    if path is None:
+        module = native.build(functions(machine, table).module(), target)
+        path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
+        if path is None:
+            return OperatorLibrary(machine, table, _through_a_file(module))
+    return OperatorLibrary(machine, table, _load(path))
+
+
+def functions(machine: Machine, table: CostTable) -> Functions:
+    """All functions of the library, not yet compiled."""
+    defined = Functions()
+    records = list(table.tasks)
+    activation.emit(defined, machine.lanes)
+    packing.emit(defined, [r.mr for r in records if r.packed_a and r.nv == 2], machine.lanes)
+    gemm_loops.emit(defined, records, machine)
+    native_planner.emit(defined, machine, table)
+    entry.emit(defined, machine)
+    _emit_plan_rows(defined)
+    return defined
+
+
+def cache_key(target: Target, machine: Machine, table: CostTable) -> str:
+    """A name for all that the compiled library depends on."""
+    parts = {
+        "target": str(target),
+        "features": sorted(machine.features),
+        "caches": [machine.l1_bytes, machine.l2_bytes, machine.l3_bytes],
+        "cores": machine.cores,
+        "llvm": int(tvm.get_global_func("target.llvm_version_major")()),
+        "tvm": tvm.__version__,
+        "package": tvm_moonpoly.__version__,
+        "sources": _sources_digest(),
+        "kernels": table.to_entries(),
+    }
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def runs_here(machine: Machine) -> bool:
+    """Whether code for ``machine`` can be executed by this process."""
+    here = detect_target()
+    return machine.features <= cpu_features(here) and _architecture(machine.triple) == (
+        _architecture(str(here.attrs["mtriple"]))
+    )
+
+
+def _architecture(triple: str) -> str:
+    return triple.split("-")[0]
+
+
+def _emit_plan_rows(defined: Functions) -> None:
+    @defined.public(PLAN_ROWS, n=INT, k=INT, batch=INT, b_mode=INT, out="handle")
+    def _(n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Any) -> None:
+        plans = Tensor(out, "out", INT)
+        rows: Pointer = plans.data
+        with loop(plans.shape[0] - 1) as i:
+            defined["moonpoly_plan"](i + 1, n, k, batch, b_mode, rows.at(i + 1))
+
+
+@functools.lru_cache(maxsize=1)
+def _sources_digest() -> str:
+    """A digest of this package's sources: an edited checkout does not meet an older library."""
+    root = Path(tvm_moonpoly.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _load(path: Path) -> Any:
+    return tvm.get_global_func("ffi.Module.load_from_file.ll")(str(path), "bc")
+
+
+def _through_a_file(module: Any) -> Any:
+    """The module reloaded: only a module loaded from bitcode can be exported as well as run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.bc"
+        module.write_to_file(str(path), "bc")
+        return _load(path)

@@ -1,0 +1,294 @@
+"""The planner as a native function: the specification in `spec`, emitted as TensorIR.
+
+The cost table is folded into the code as constants. Every step has its twin in `spec`, under the
+same name; a test compares their decisions on thousands of shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from tvm_moonpoly.costmodel.tables import BLOCKINGS, BlockSizes, CostTable
+from tvm_moonpoly.emit import (
+    INT,
+    INTS,
+    Expr,
+    Functions,
+    Pointer,
+    as_int,
+    ceil_div,
+    div,
+    let,
+    maximum,
+    minimum,
+    scratch,
+    select,
+    when,
+)
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.planner.plan import FIELDS, BMode
+from tvm_moonpoly.planner.spec import INFINITE
+
+#: The product at hand, as parameters of the native functions.
+_PRODUCT = {"m": INT, "n": INT, "k": INT, "b_mode": INT}
+
+
+def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
+    """Define ``moonpoly_plan(m, n, k, batch, b_mode, out)``; out[0] is the encoded plan."""
+    for packed in (False, True):
+        for nv in table.widths(packed):
+            _emit_tallest(functions, nv, packed, table)
+    for packed in sorted({blocks.pack_a for blocks in BLOCKINGS}):
+        _emit_with_blocks(functions, packed, machine, table)
+    _emit_plan(functions, machine, table)
+
+
+def _tallest_name(nv: int, packed: bool) -> str:
+    return f"moonpoly_tallest_{nv}{'p' if packed else ''}"
+
+
+def _emit_tallest(functions: Functions, nv: int, packed: bool, table: CostTable) -> None:
+    """found[0..2] = the cheapest height's cost, the height, the tiles."""
+
+    @functions.private(_tallest_name(nv, packed), rows=INT, depth=INT, found=INTS)
+    def _(rows: Expr, depth: Expr, found: Pointer) -> None:
+        heights = table.heights(nv, packed)
+        costs = scratch(len(heights) + 2, INT)
+        for h in heights:
+            cost = table.task(h, nv, packed)
+            costs[h] = as_int(cost.start) + as_int(cost.step) * depth
+        # read, and multiplied by no tiles, when all tiles have the greatest height
+        costs[len(heights) + 1] = as_int(0)
+        best, best_mr, best_tiles = as_int(INFINITE), as_int(1), as_int(1)
+        for mr in heights:
+            tiles = let(ceil_div(rows, mr))
+            small = let(div(rows, tiles))
+            large = let(rows - small * tiles)
+            cost = let((tiles - large) * costs[small] + large * costs[small + 1])
+            better = let(cost < best)
+            best = let(select(better, cost, best))
+            best_mr = let(select(better, mr, best_mr))
+            best_tiles = let(select(better, tiles, best_tiles))
+        found[0] = best
+        found[1] = best_mr
+        found[2] = best_tiles
+
+
+def _blocks_name(packed: bool) -> str:
+    return f"moonpoly_with_blocks{'_packed' if packed else ''}"
+
+
+def _emit_with_blocks(
+    functions: Functions, pack_a: bool, machine: Machine, table: CostTable
+) -> None:
+    """One blocking: best[0], best[1] = cost and plan, if a plan of it is cheaper."""
+    lanes, traffic = machine.lanes, table.traffic
+
+    @functions.private(
+        _blocks_name(pack_a), **_PRODUCT, mode=INT, kc=INT, mc=INT, best=INTS
+    )
+    def _(
+        m: Expr, n: Expr, k: Expr, b_mode: Expr, mode: Expr, kc: Expr, mc: Expr, best: Pointer
+    ) -> None:
+        panels = let(div(n, lanes))
+        k_blocks = let(maximum(ceil_div(k, _or_all(kc)), 1))
+        depth = let(ceil_div(k, k_blocks))
+        m_blocks = let(ceil_div(m, _or_all(mc)))
+        rows = let(ceil_div(m, m_blocks))
+        block_count = let(k_blocks * m_blocks)
+
+        b_once = let(k * _first_touch(n * k * 4, mode, machine, table))
+        b_once = let(select(n * depth * 4 > machine.l2_bytes // 2, b_once * m_blocks, b_once))
+        a_bytes = let(rows * depth * 4)
+        a_again = let(
+            select(
+                a_bytes > machine.l2_bytes // 2,
+                m * k * traffic.a_l3,
+                select(a_bytes > machine.l1_bytes // 2, m * k * traffic.a_l2, 0),
+            )
+        )
+        groups: dict[tuple[bool, int], tuple[Expr, Expr]] = {}
+        for packed in (False, True) if pack_a else (False,):
+            for nv in table.widths(packed):
+                found = scratch(3, INT)
+                functions[_tallest_name(nv, packed)](rows, depth, found.at(0))
+                again = select(
+                    as_int(nv * lanes * 4) * depth > machine.l1_bytes // 2,
+                    as_int(nv * traffic.b_l2) * depth * found[2] * block_count,
+                    0,
+                )
+                cost = let(found[0] * block_count + b_once * nv + a_again + again)
+                groups[packed, nv] = cost, let(found[1])
+
+        common = as_int(traffic.c_block) * panels * m * (k_blocks - 1)
+        edge = groups[False, 1][0] + as_int(traffic.edge_row) * m * k_blocks
+        common = let(common + select(n - panels * lanes > 0, edge, 0))
+        packing_b = let(
+            select(
+                mode == int(BMode.PACKED),
+                select(b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns)
+                * k
+                * ceil_div(n, lanes),
+                0,
+            )
+        )
+        for nv in table.widths(pack_a):
+            main_cost, mr = groups[pack_a, nv]
+            narrow = let(panels - div(panels, nv) * nv)
+
+            def consider(
+                tail: Expr,
+                tail_cost: Expr,
+                tail_mr: Expr,
+                nv: int = nv,
+                main_cost: Expr = main_cost,
+                mr: Expr = mr,
+            ) -> None:
+                count = let(div(panels - tail, nv))
+                nc, n_blocks = _column_blocks(mode, count, nv, depth, machine)
+                cost = common + main_cost * count + tail_cost + packing_b
+                if pack_a:
+                    cost = cost + as_int(traffic.pack_a) * m * k * n_blocks
+                cost = let(cost)
+                with when(cost < best[0]):
+                    best[0] = cost
+                    best[1] = encode(
+                        {
+                            "nv": as_int(nv),
+                            "mr": mr,
+                            "tail_nv": tail,
+                            "tail_mr": tail_mr,
+                            "pack_a": as_int(int(pack_a)),
+                            "b_mode": mode,
+                            "kc": kc,
+                            "mc": mc,
+                            "nc": nc,
+                            "splits_m": as_int(1),
+                            "splits_n": as_int(1),
+                            "workers": as_int(1),
+                        }
+                    )
+
+            cost_of, mr_of = as_int(0), as_int(0)
+            for width in range(1, nv):
+                cost_of = select(narrow == width, groups[False, width][0], cost_of)
+                mr_of = select(narrow == width, groups[False, width][1], mr_of)
+            consider(narrow, let(cost_of), let(mr_of))
+            for width in range(nv + 1, 2 * nv):
+                if (False, width) in groups:
+                    with when(tirx.all(narrow == width - nv, panels >= width)):
+                        consider(as_int(width), *groups[False, width])
+
+
+def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None:
+    @functions.private("moonpoly_plan", m=INT, n=INT, k=INT, batch=INT, b_mode=INT, out=INTS)
+    def _(m: Expr, n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Pointer) -> None:
+        best = scratch(2, INT)
+        best[0] = as_int(INFINITE)
+        best[1] = as_int(0)
+
+        def with_mode(mode: Expr) -> None:
+            for blocks in BLOCKINGS:
+                _when(
+                    _applies(blocks, m, k),
+                    lambda blocks=blocks: functions[_blocks_name(blocks.pack_a)](
+                        m, n, k, b_mode, mode, blocks.kc, blocks.mc, best.at(0)
+                    ),
+                )
+
+        with_mode(b_mode)
+        with when(b_mode == int(BMode.DIRECT)):
+            with_mode(as_int(int(BMode.PACKED)))
+        out[0] = best[1]
+        cores = min(machine.cores, 63)
+        if cores > 1:
+            with when(best[0] * batch >= 2 * table.traffic.launch):
+                out[0] = _shared_out(best[1], m, n, batch, cores, machine.lanes)
+
+
+def _when(condition: Expr | None, emit_body: Callable[[], Any]) -> None:
+    if condition is None:
+        emit_body()
+    else:
+        with when(condition):
+            emit_body()
+
+
+def _applies(blocks: BlockSizes, m: Expr, k: Expr) -> Expr | None:
+    conditions = []
+    if blocks.kc:
+        conditions.append(k > blocks.kc)
+    if blocks.mc:
+        conditions.append(m > blocks.mc)
+    return tirx.all(*conditions) if conditions else None
+
+
+def _or_all(size: Expr) -> Expr:
+    """A block size, where 0 stands for all."""
+    return let(select(size == 0, 1 << 40, size))
+
+
+def _first_touch(size: Expr, mode: Expr, machine: Machine, table: CostTable) -> Expr:
+    traffic = table.traffic
+    size = let(size)
+    far = select(
+        size > machine.l3_bytes // 2,
+        traffic.b_memory,
+        select(size > machine.l2_bytes // 2, traffic.b_l3, 0),
+    )
+    return select(
+        mode == int(BMode.PACKED),
+        0,
+        far + select(mode == int(BMode.DIRECT), traffic.b_direct, 0),
+    )
+
+
+def _column_blocks(
+    mode: Expr, groups: Expr, nv: int, depth: Expr, machine: Machine
+) -> tuple[Expr, Expr]:
+    group_bytes = maximum(as_int(nv * machine.lanes * 4) * depth, 1)
+    nc = let(minimum(maximum(div(machine.l2_bytes // 2, group_bytes), 1), 1023))
+    all_groups = tirx.any(mode != int(BMode.PACKED), groups <= nc)
+    return let(select(all_groups, 0, nc)), let(select(all_groups, 1, ceil_div(groups, nc)))
+
+
+def _shared_out(word: Expr, m: Expr, n: Expr, batch: Expr, cores: int, lanes: int) -> Expr:
+    fields = decode(word)
+    splits = let(ceil_div(cores, batch))
+    groups = let(
+        maximum(div(div(n, lanes) - fields["tail_nv"], fields["nv"]), 1)
+    )
+    tiles = let(ceil_div(m, fields["mr"]))
+    by_rows = let(ceil_div(tiles, splits) * groups < ceil_div(groups, splits) * tiles)
+    return encode(
+        {
+            **fields,
+            "splits_m": select(by_rows, splits, 1),
+            "splits_n": select(by_rows, 1, splits),
+            "workers": minimum(cores, splits * batch),
+        }
+    )
+
+
+def encode(fields: dict[str, Expr]) -> Expr:
+    """The twin of `Plan.encode`."""
+    word, shift = as_int(0), 0
+    for name, (bits, unit) in FIELDS.items():
+        value = fields[name] if unit == 1 else div(fields[name], unit)
+        word = tirx.bitwise_or(word, tirx.shift_left(value, as_int(shift)))
+        shift += bits
+    return let(word)
+
+
+def decode(word: Expr) -> dict[str, Expr]:
+    """The twin of `Plan.decode`."""
+    word = let(word)
+    fields, shift = {}, 0
+    for name, (bits, unit) in FIELDS.items():
+        moved = tirx.shift_right(word, as_int(shift))
+        fields[name] = let(tirx.bitwise_and(moved, as_int((1 << bits) - 1)) * unit)
+        shift += bits
+    return fields

@@ -1,0 +1,210 @@
+"""Measure random plans on this machine and fit the cost table to them.
+
+``python -m tvm_moonpoly.tuning.calibrate OUT`` writes the tuning log ``OUT``. The table is the
+non-negative least-squares fit of relative errors, so that small and large products weigh alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from rich.console import Console
+from rich.progress import track
+from scipy.optimize import nnls
+
+from tvm_moonpoly import logs, native
+from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffic
+from tvm_moonpoly.machine import Machine, detect_target
+from tvm_moonpoly.microkernels import cpu_gemm
+from tvm_moonpoly.operators import MATMUL, encode_perm
+from tvm_moonpoly.operators.entry import LINEAR
+from tvm_moonpoly.operators.library import functions
+from tvm_moonpoly.planner.counts import Entry, counts
+from tvm_moonpoly.planner.plan import BMode, Plan
+from tvm_moonpoly.planner.spec import Product, applies
+
+#: Largest product that is measured, in multiply-adds.
+_LARGEST = 3 << 28
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A plan for a product, and how long it took: picoseconds on one core."""
+
+    product: Product
+    plan: Plan
+    picoseconds: float
+
+
+def placeholder(machine: Machine) -> CostTable:
+    """A table for a library that is only ever given its plans."""
+    records = cpu_gemm.family(machine)
+    tasks = {r: TaskCost(1000, 10 * r.mr * r.nv) for r in records}
+    return CostTable(tasks, Traffic(*(1 for _ in fields(Traffic))))
+
+
+def random_plans(machine: Machine, table: CostTable, seed: int) -> Iterator[tuple[Product, Plan]]:
+    """Products and plans for them, small and large alike, without end."""
+    rng = np.random.default_rng(seed)
+
+    def size(low: int, high: int) -> int:
+        return int(round(np.exp(rng.uniform(np.log(low), np.log(high)))))
+
+    while True:
+        m, k = size(1, 1024), size(16, 6144)
+        n = max(size(64, 6144) // machine.lanes, 1) * machine.lanes
+        if m * n * k > _LARGEST:
+            continue
+        product = Product(m, n, k)
+        blocks = [b for b in BLOCKINGS if applies(b, product)]
+        choice = blocks[rng.integers(len(blocks))]
+        nv = int(rng.choice(table.widths(choice.pack_a)))
+        # low tiles of wide products are never chosen and would only take time
+        heights = table.heights(nv, choice.pack_a)
+        mr = int(rng.choice(heights[len(heights) // 2 :])) if m > 16 else int(rng.choice(heights))
+        tail = n // machine.lanes % nv
+        tail_mr = min(max(table.heights(tail, False)), m) if tail else 0
+        yield (
+            product,
+            Plan(
+                nv, mr, tail, tail_mr, choice.pack_a, BMode.PREPACKED, choice.kc, choice.mc
+            ),
+        )
+
+
+def measure(module: Any, product: Product, plan: Plan, lanes: int) -> Sample:
+    """Time ``plan`` in the calling thread: the least of several runs."""
+    m, n, k = product.m, product.n, product.k
+    rng = np.random.default_rng(0)
+    x = tvm.runtime.tensor(rng.standard_normal((m, k), np.float32))
+    packed = tvm.runtime.tensor(rng.standard_normal((n // lanes, k, lanes), np.float32))
+    bias = tvm.runtime.tensor(np.zeros(n, np.float32))
+    table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
+    out = tvm.runtime.tensor(np.empty((m, n), np.float32))
+    linear = module[LINEAR]
+    return Sample(product, plan, shortest(lambda: linear(x, packed, bias, table, 0, out)))
+
+
+def shortest(call: Callable[[], object], seconds: float = 0.004, rounds: int = 5) -> float:
+    """Picoseconds of one call: the least over ``rounds`` of ``seconds`` each."""
+    call()
+    start = time.thread_time()
+    call()
+    once = max(time.thread_time() - start, 1e-7)
+    repeat = max(1, int(seconds / once))
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.thread_time()
+        for _ in range(repeat):
+            call()
+        best = min(best, (time.thread_time() - start) / repeat)
+    return best * 1e12
+
+
+def call_overhead(module: Any, lanes: int) -> float:
+    """Picoseconds of an empty call from Python, which samples hold besides the product."""
+    x = tvm.runtime.tensor(np.zeros((0, 8), np.float32))
+    packed = tvm.runtime.tensor(np.zeros((1, 8, lanes), np.float32))
+    bias = tvm.runtime.tensor(np.zeros(lanes, np.float32))
+    table = tvm.runtime.tensor(np.zeros(2, np.int64))
+    out = tvm.runtime.tensor(np.zeros((0, lanes), np.float32))
+    return shortest(lambda: module[LINEAR](x, packed, bias, table, 0, out))
+
+
+def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry, float]:
+    """Picoseconds of each entry of the cost table that the samples hold."""
+    rows = [counts(s.product, s.plan, machine) for s in samples]
+    entries = sorted({entry for row in rows for entry in row}, key=str)
+    column = {entry: j for j, entry in enumerate(entries)}
+    matrix = np.zeros((len(rows), len(entries)))
+    for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+        for entry, count in row.items():
+            matrix[i, column[entry]] = count / max(sample.picoseconds - overhead, 1.0)
+    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    solution, _ = nnls(matrix / scale, np.ones(len(rows)))
+    return dict(zip(entries, solution / scale, strict=True))
+
+
+def b_traffic(module: Any, machine: Machine) -> dict[str, int]:
+    """Picoseconds for a vector of B packed from rows and from columns, and read in place."""
+    lanes = machine.lanes
+    k, n = 256, 32 * lanes
+    matmul = module[MATMUL]
+    identity, swapped = encode_perm((0, 1)), encode_perm((1, 0))
+    rng = np.random.default_rng(0)
+    b = tvm.runtime.tensor(rng.standard_normal((k, n), np.float32))
+    bt = tvm.runtime.tensor(rng.standard_normal((n, k), np.float32))
+    times = {}
+    for m in (1, 9):
+        a = tvm.runtime.tensor(rng.standard_normal((m, k), np.float32))
+        out = tvm.runtime.tensor(np.empty((m, n), np.float32))
+        times["rows", m] = shortest(lambda: matmul(a, b, identity, identity, identity, out))
+        times["columns", m] = shortest(lambda: matmul(a, bt, identity, swapped, identity, out))
+    return {key: int(times[key, 1]) for key in ("rows", "columns")}
+
+
+def to_table(
+    fitted: dict[Entry, float], placeholder_table: CostTable, extra: dict[str, int]
+) -> CostTable:
+    """The fitted entries as a table; a kernel without samples takes those of its neighbour."""
+    tasks = {}
+    for record in placeholder_table.tasks:
+        key = (record.mr, record.nv, record.packed_a)
+        start, step = fitted.get(("start", *key)), fitted.get(("step", *key))
+        if not step:
+            plain = ("step", record.mr, record.nv, False)
+            start, step = fitted.get(("start", *plain[1:]), 0.0), fitted.get(plain, 0.0)
+        tasks[record] = TaskCost(max(round(start or 0.0), 1), max(round(step or 0.0), 1))
+    values = {f.name: round(fitted.get((f.name,), 0.0)) for f in fields(Traffic)}
+    return CostTable(tasks, Traffic(**{**values, **extra}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the tuning log to write")
+    parser.add_argument("--samples", type=int, default=1500, help="plans to measure")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    console = Console()
+    target = detect_target()
+    machine = Machine.from_target(target)
+    table = placeholder(machine)
+    console.print(f"compiling {len(table.tasks)} micro-kernels for {machine.mcpu}")
+    module = native.build(functions(machine, table).module(), target)
+    plans = random_plans(machine, table, arguments.seed)
+    samples = [
+        measure(module, *next(plans), machine.lanes)
+        for _ in track(range(arguments.samples), "measuring", console=console)
+    ]
+    held_out = samples[::10]
+    kept = [s for i, s in enumerate(samples) if i % 10]
+    overhead = call_overhead(module, machine.lanes)
+    fitted = fit(kept, overhead, machine)
+    errors = [
+        abs(sum(c * fitted.get(e, 0.0) for e, c in counts(s.product, s.plan, machine).items())
+            + overhead - s.picoseconds) / s.picoseconds
+        for s in held_out
+    ]  # fmt: skip
+    console.print(
+        f"held-out error: median {np.median(errors):.1%}, 90th percentile "
+        f"{np.quantile(errors, 0.9):.1%} over {len(errors)} plans"
+    )
+    packing = b_traffic(module, machine)
+    console.print(f"{packing}")
+    result = to_table(fitted, table, {})
+    for record, cost in result.tasks.items():
+        flops = 2 * record.mr * record.nv * machine.lanes
+        console.print(f"{record.name:28} start {cost.start:6} step {cost.step:5} ps  {flops / cost.step * 1e3:5.1f} GFLOP/s")
+    console.print(result.traffic)
+    logs.write(arguments.out, machine, result.to_entries())
+
+
+if __name__ == "__main__":
+    main()
