@@ -132,6 +132,17 @@ def let(value: Expr) -> Expr:
     return T.Bind(as_int(value))
 
 
+def cell(value: Expr) -> Expr:
+    """Evaluate once, into a place on the stack that LLVM turns into a register.
+
+    tvm's analysis looks through `let`, in time exponential in the length of a chain of them that
+    holds choices; it does not look through memory.
+    """
+    place = scratch(1, INT)
+    place[0] = as_int(value)
+    return place[0]
+
+
 def div(a: Expr, b: Expr) -> Expr:
     """Quotient of non-negative integers (one machine division)."""
     return tirx.truncdiv(as_int(a), as_int(b))

@@ -41,6 +41,7 @@ from tvm_moonpoly.planner.plan import BMode
 LINEAR = "moonpoly_linear_f32"
 LINEAR_RESIDUAL = "moonpoly_linear_residual_f32"
 MATMUL = "moonpoly_matmul_f32"
+PACK = "moonpoly_pack_f32"
 
 #: Lanes of zeros that stand for an absent addend: as wide as the widest group of panels.
 _ZEROS = 128
@@ -51,6 +52,7 @@ def emit(functions: Functions, machine: Machine) -> None:
     _emit_linear(functions, machine, residual=False)
     _emit_linear(functions, machine, residual=True)
     _emit_matmul(functions, machine)
+    _emit_pack(functions, machine)
 
 
 def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None:
@@ -238,6 +240,44 @@ def _emit_matmul(functions: Functions, machine: Machine) -> None:
                 )
 
             _run(fields, batch, k, panels, machine.lanes, item)
+
+
+def _emit_pack(functions: Functions, machine: Machine) -> None:
+    """``moonpoly_pack_f32(b, b_perm, out)``: a matrix as panels, like `packing.pack_weight`."""
+
+    @functions.public(PACK, b="handle", b_perm=INT, out="handle")
+    def _(b: Any, b_perm: Expr, out: Any) -> None:
+        tb, tout = Tensor(b, "b"), Tensor(out, "out")
+        require(tb.ndim == 2, "b", "must have 2 dimensions")
+        view = View(tb, b_perm, as_int(2))
+        k, n = let(view.shape[0]), let(view.shape[1])
+        require(
+            tirx.all(
+                tout.ndim == 3,
+                tout.shape[0] == ceil_div(n, machine.lanes),
+                tout.shape[1] == k,
+                tout.shape[2] == machine.lanes,
+                tout.row_stride(as_int(machine.lanes)) == machine.lanes,
+            ),
+            "out",
+            "must be compact, of shape (ceil(n / lanes), k, lanes)",
+        )
+        require(
+            tirx.any(view.stride[0] == 1, view.stride[1] == 1),
+            "b",
+            "elements of its rows or of its columns must be adjacent",
+        )
+        panels = let(div(n, machine.lanes))
+        with when(tirx.all(k > 0, n > 0)):
+            functions["moonpoly_pack_b"](
+                tb.data.at(0),
+                view.stride[0],
+                view.stride[1],
+                tout.data.at(0),
+                k,
+                panels,
+                n - panels * machine.lanes,
+            )
 
 
 def _inverse(permutation: Expr, ndim: Expr) -> Expr:

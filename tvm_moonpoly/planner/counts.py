@@ -44,9 +44,10 @@ def counts(product: Product, plan: Plan, machine: Machine) -> Counter[Entry]:
                 total["b_memory",] += once
             elif n * k * 4 > machine.l2_bytes // 2:
                 total["b_l3",] += once
-        if rows * depth * 4 > machine.l2_bytes // 2:
+        # packed A streams at full speed from wherever it lies
+        if not packed and rows * depth * 4 > machine.l2_bytes // 2:
             total["a_l3",] += times * m * k
-        elif rows * depth * 4 > machine.l1_bytes // 2:
+        elif not packed and rows * depth * 4 > machine.l1_bytes // 2:
             total["a_l2",] += times * m * k
         if nv * lanes * depth * 4 > machine.l1_bytes // 2:
             total["b_l2",] += times * nv * depth * tiles * blocks

@@ -19,9 +19,9 @@ from tvm_moonpoly.emit import (
     Functions,
     Pointer,
     as_int,
+    cell,
     ceil_div,
     div,
-    let,
     maximum,
     minimum,
     scratch,
@@ -64,14 +64,14 @@ def _emit_tallest(functions: Functions, nv: int, packed: bool, table: CostTable)
         costs[len(heights) + 1] = as_int(0)
         best, best_mr, best_tiles = as_int(INFINITE), as_int(1), as_int(1)
         for mr in heights:
-            tiles = let(ceil_div(rows, mr))
-            small = let(div(rows, tiles))
-            large = let(rows - small * tiles)
-            cost = let((tiles - large) * costs[small] + large * costs[small + 1])
-            better = let(cost < best)
-            best = let(select(better, cost, best))
-            best_mr = let(select(better, mr, best_mr))
-            best_tiles = let(select(better, tiles, best_tiles))
+            tiles = cell(ceil_div(rows, mr))
+            small = cell(div(rows, tiles))
+            large = cell(rows - small * tiles)
+            cost = cell((tiles - large) * costs[small] + large * costs[small + 1])
+            better = cost < best
+            best = cell(select(better, cost, best))
+            best_mr = cell(select(better, mr, best_mr))
+            best_tiles = cell(select(better, tiles, best_tiles))
         found[0] = best
         found[1] = best_mr
         found[2] = best_tiles
@@ -93,17 +93,17 @@ def _emit_with_blocks(
     def _(
         m: Expr, n: Expr, k: Expr, b_mode: Expr, mode: Expr, kc: Expr, mc: Expr, best: Pointer
     ) -> None:
-        panels = let(div(n, lanes))
-        k_blocks = let(maximum(ceil_div(k, _or_all(kc)), 1))
-        depth = let(ceil_div(k, k_blocks))
-        m_blocks = let(ceil_div(m, _or_all(mc)))
-        rows = let(ceil_div(m, m_blocks))
-        block_count = let(k_blocks * m_blocks)
+        panels = cell(div(n, lanes))
+        k_blocks = cell(maximum(ceil_div(k, _or_all(kc)), 1))
+        depth = cell(ceil_div(k, k_blocks))
+        m_blocks = cell(ceil_div(m, _or_all(mc)))
+        rows = cell(ceil_div(m, m_blocks))
+        block_count = cell(k_blocks * m_blocks)
 
-        b_once = let(k * _first_touch(n * k * 4, mode, machine, table))
-        b_once = let(select(n * depth * 4 > machine.l2_bytes // 2, b_once * m_blocks, b_once))
-        a_bytes = let(rows * depth * 4)
-        a_again = let(
+        b_once = cell(k * _first_touch(n * k * 4, mode, machine, table))
+        b_once = cell(select(n * depth * 4 > machine.l2_bytes // 2, b_once * m_blocks, b_once))
+        a_bytes = cell(rows * depth * 4)
+        a_again = cell(
             select(
                 a_bytes > machine.l2_bytes // 2,
                 m * k * traffic.a_l3,
@@ -120,13 +120,14 @@ def _emit_with_blocks(
                     as_int(nv * traffic.b_l2) * depth * found[2] * block_count,
                     0,
                 )
-                cost = let(found[0] * block_count + b_once * nv + a_again + again)
-                groups[packed, nv] = cost, let(found[1])
+                cost = found[0] * block_count + b_once * nv + again
+                cost = cell(cost if packed else cost + a_again)
+                groups[packed, nv] = cost, cell(found[1])
 
         common = as_int(traffic.c_block) * panels * m * (k_blocks - 1)
         edge = groups[False, 1][0] + as_int(traffic.edge_row) * m * k_blocks
-        common = let(common + select(n - panels * lanes > 0, edge, 0))
-        packing_b = let(
+        common = cell(common + select(n - panels * lanes > 0, edge, 0))
+        packing_b = cell(
             select(
                 mode == int(BMode.PACKED),
                 select(b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns)
@@ -137,7 +138,7 @@ def _emit_with_blocks(
         )
         for nv in table.widths(pack_a):
             main_cost, mr = groups[pack_a, nv]
-            narrow = let(panels - div(panels, nv) * nv)
+            narrow = cell(panels - div(panels, nv) * nv)
 
             def consider(
                 tail: Expr,
@@ -147,12 +148,12 @@ def _emit_with_blocks(
                 main_cost: Expr = main_cost,
                 mr: Expr = mr,
             ) -> None:
-                count = let(div(panels - tail, nv))
+                count = cell(div(panels - tail, nv))
                 nc, n_blocks = _column_blocks(mode, count, nv, depth, machine)
                 cost = common + main_cost * count + tail_cost + packing_b
                 if pack_a:
                     cost = cost + as_int(traffic.pack_a) * m * k * n_blocks
-                cost = let(cost)
+                cost = cell(cost)
                 with when(cost < best[0]):
                     best[0] = cost
                     best[1] = encode(
@@ -176,7 +177,7 @@ def _emit_with_blocks(
             for width in range(1, nv):
                 cost_of = select(narrow == width, groups[False, width][0], cost_of)
                 mr_of = select(narrow == width, groups[False, width][1], mr_of)
-            consider(narrow, let(cost_of), let(mr_of))
+            consider(narrow, cell(cost_of), cell(mr_of))
             for width in range(nv + 1, 2 * nv):
                 if (False, width) in groups:
                     with when(tirx.all(narrow == width - nv, panels >= width)):
@@ -228,12 +229,12 @@ def _applies(blocks: BlockSizes, m: Expr, k: Expr) -> Expr | None:
 
 def _or_all(size: Expr) -> Expr:
     """A block size, where 0 stands for all."""
-    return let(select(size == 0, 1 << 40, size))
+    return cell(select(size == 0, 1 << 40, size))
 
 
 def _first_touch(size: Expr, mode: Expr, machine: Machine, table: CostTable) -> Expr:
     traffic = table.traffic
-    size = let(size)
+    size = cell(size)
     far = select(
         size > machine.l3_bytes // 2,
         traffic.b_memory,
@@ -250,19 +251,19 @@ def _column_blocks(
     mode: Expr, groups: Expr, nv: int, depth: Expr, machine: Machine
 ) -> tuple[Expr, Expr]:
     group_bytes = maximum(as_int(nv * machine.lanes * 4) * depth, 1)
-    nc = let(minimum(maximum(div(machine.l2_bytes // 2, group_bytes), 1), 1023))
+    nc = cell(minimum(maximum(div(machine.l2_bytes // 2, group_bytes), 1), 1023))
     all_groups = tirx.any(mode != int(BMode.PACKED), groups <= nc)
-    return let(select(all_groups, 0, nc)), let(select(all_groups, 1, ceil_div(groups, nc)))
+    return cell(select(all_groups, 0, nc)), cell(select(all_groups, 1, ceil_div(groups, nc)))
 
 
 def _shared_out(word: Expr, m: Expr, n: Expr, batch: Expr, cores: int, lanes: int) -> Expr:
     fields = decode(word)
-    splits = let(ceil_div(cores, batch))
-    groups = let(
+    splits = cell(ceil_div(cores, batch))
+    groups = cell(
         maximum(div(div(n, lanes) - fields["tail_nv"], fields["nv"]), 1)
     )
-    tiles = let(ceil_div(m, fields["mr"]))
-    by_rows = let(ceil_div(tiles, splits) * groups < ceil_div(groups, splits) * tiles)
+    tiles = cell(ceil_div(m, fields["mr"]))
+    by_rows = ceil_div(tiles, splits) * groups < ceil_div(groups, splits) * tiles
     return encode(
         {
             **fields,
@@ -280,15 +281,15 @@ def encode(fields: dict[str, Expr]) -> Expr:
         value = fields[name] if unit == 1 else div(fields[name], unit)
         word = tirx.bitwise_or(word, tirx.shift_left(value, as_int(shift)))
         shift += bits
-    return let(word)
+    return cell(word)
 
 
 def decode(word: Expr) -> dict[str, Expr]:
     """The twin of `Plan.decode`."""
-    word = let(word)
+    word = cell(word)
     fields, shift = {}, 0
     for name, (bits, unit) in FIELDS.items():
         moved = tirx.shift_right(word, as_int(shift))
-        fields[name] = let(tirx.bitwise_and(moved, as_int((1 << bits) - 1)) * unit)
+        fields[name] = cell(tirx.bitwise_and(moved, as_int((1 << bits) - 1)) * unit)
         shift += bits
     return fields

@@ -106,7 +106,8 @@ def _with_blocks(
     for packed in (False, True) if blocks.pack_a else (False,):
         for nv in table.widths(packed):
             cost, mr, tiles = tallest(rows, depth, nv, packed, table)
-            cost = cost * block_count + b_once * nv + a_again
+            # packed A streams at full speed from wherever it lies
+            cost = cost * block_count + b_once * nv + (0 if packed else a_again)
             if nv * lanes * depth * 4 > machine.l1_bytes // 2:
                 cost += nv * depth * tiles * block_count * traffic.b_l2
             groups[packed, nv] = cost, mr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,14 +25,17 @@ from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffi
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.operators import MATMUL, encode_perm
-from tvm_moonpoly.operators.entry import LINEAR
+from tvm_moonpoly.operators.entry import LINEAR, PACK
 from tvm_moonpoly.operators.library import functions
 from tvm_moonpoly.planner.counts import Entry, counts
 from tvm_moonpoly.planner.plan import BMode, Plan
 from tvm_moonpoly.planner.spec import Product, applies
 
 #: Largest product that is measured, in multiply-adds.
-_LARGEST = 3 << 28
+_LARGEST = 1 << 28
+
+#: Largest weight that is measured, in elements: beyond the third-level cache.
+_LARGEST_WEIGHT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def random_plans(machine: Machine, table: CostTable, seed: int) -> Iterator[tupl
     while True:
         m, k = size(1, 1024), size(16, 6144)
         n = max(size(64, 6144) // machine.lanes, 1) * machine.lanes
-        if m * n * k > _LARGEST:
+        if m * n * k > _LARGEST or n * k > _LARGEST_WEIGHT:
             continue
         product = Product(m, n, k)
         blocks = [b for b in BLOCKINGS if applies(b, product)]
@@ -79,33 +83,53 @@ def random_plans(machine: Machine, table: CostTable, seed: int) -> Iterator[tupl
         )
 
 
-def measure(module: Any, product: Product, plan: Plan, lanes: int) -> Sample:
-    """Time ``plan`` in the calling thread: the least of several runs."""
+def measure(
+    module: Any,
+    product: Product,
+    plan: Plan,
+    lanes: int,
+    clock: Callable[[], float] = time.thread_time,
+) -> float:
+    """Picoseconds of ``plan``: the least of several runs."""
     m, n, k = product.m, product.n, product.k
-    rng = np.random.default_rng(0)
-    x = tvm.runtime.tensor(rng.standard_normal((m, k), np.float32))
-    packed = tvm.runtime.tensor(rng.standard_normal((n // lanes, k, lanes), np.float32))
-    bias = tvm.runtime.tensor(np.zeros(n, np.float32))
+    panels = -(-n // lanes)
+    # the values do not matter, only that they are normal numbers
+    x = tvm.runtime.tensor(np.full((m, k), 0.5, np.float32))
+    packed = tvm.runtime.tensor(np.full((panels, k, lanes), 0.5, np.float32))
+    bias = tvm.runtime.tensor(np.zeros(panels * lanes, np.float32))
     table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
     out = tvm.runtime.tensor(np.empty((m, n), np.float32))
     linear = module[LINEAR]
-    return Sample(product, plan, shortest(lambda: linear(x, packed, bias, table, 0, out)))
+    return shortest(lambda: linear(x, packed, bias, table, 0, out), clock)
 
 
-def shortest(call: Callable[[], object], seconds: float = 0.004, rounds: int = 5) -> float:
+def shortest(
+    call: Callable[[], object],
+    clock: Callable[[], float] = time.thread_time,
+    seconds: float = 0.003,
+    rounds: int = 4,
+) -> float:
     """Picoseconds of one call: the least over ``rounds`` of ``seconds`` each."""
     call()
-    start = time.thread_time()
+    start = clock()
     call()
-    once = max(time.thread_time() - start, 1e-7)
+    once = max(clock() - start, 1e-7)
     repeat = max(1, int(seconds / once))
     best = float("inf")
     for _ in range(rounds):
-        start = time.thread_time()
+        start = clock()
         for _ in range(repeat):
             call()
-        best = min(best, (time.thread_time() - start) / repeat)
+        best = min(best, (clock() - start) / repeat)
     return best * 1e12
+
+
+def shared(counted: Counter[Entry]) -> Counter[Entry]:
+    """Kernels on packed A count as those on plain A: what differs is traffic, not the tile."""
+    merged: Counter[Entry] = Counter()
+    for entry, count in counted.items():
+        merged[(*entry[:3], False) if len(entry) == 4 else entry] += count
+    return merged
 
 
 def call_overhead(module: Any, lanes: int) -> float:
@@ -115,12 +139,13 @@ def call_overhead(module: Any, lanes: int) -> float:
     bias = tvm.runtime.tensor(np.zeros(lanes, np.float32))
     table = tvm.runtime.tensor(np.zeros(2, np.int64))
     out = tvm.runtime.tensor(np.zeros((0, lanes), np.float32))
-    return shortest(lambda: module[LINEAR](x, packed, bias, table, 0, out))
+    linear = module[LINEAR]
+    return shortest(lambda: linear(x, packed, bias, table, 0, out))
 
 
 def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry, float]:
     """Picoseconds of each entry of the cost table that the samples hold."""
-    rows = [counts(s.product, s.plan, machine) for s in samples]
+    rows = [shared(counts(s.product, s.plan, machine)) for s in samples]
     entries = sorted({entry for row in rows for entry in row}, key=str)
     column = {entry: j for j, entry in enumerate(entries)}
     matrix = np.zeros((len(rows), len(entries)))
@@ -132,36 +157,60 @@ def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry,
     return dict(zip(entries, solution / scale, strict=True))
 
 
-def b_traffic(module: Any, machine: Machine) -> dict[str, int]:
-    """Picoseconds for a vector of B packed from rows and from columns, and read in place."""
+def around(
+    module: Any, machine: Machine, fitted: dict[Entry, float], seed: int = 0
+) -> dict[str, int]:
+    """Picoseconds of what samples of packed weights do not hold.
+
+    Packing B from rows and from columns, reading B in place, the partial panel, and a launch of
+    the thread pool.
+    """
     lanes = machine.lanes
-    k, n = 256, 32 * lanes
-    matmul = module[MATMUL]
+    k, n, m = 256, 32 * lanes, 16
+    rng = np.random.default_rng(seed)
+
+    def tensor(*shape: int) -> Any:
+        return tvm.runtime.tensor(rng.standard_normal(shape, np.float32))
+
+    pack, matmul = module[PACK], module[MATMUL]
+    vectors = k * n // lanes
+    panels = tvm.runtime.tensor(np.empty((n // lanes, k, lanes), np.float32))
+    rows, columns = tensor(k, n), tensor(n, k)
     identity, swapped = encode_perm((0, 1)), encode_perm((1, 0))
-    rng = np.random.default_rng(0)
-    b = tvm.runtime.tensor(rng.standard_normal((k, n), np.float32))
-    bt = tvm.runtime.tensor(rng.standard_normal((n, k), np.float32))
-    times = {}
-    for m in (1, 9):
-        a = tvm.runtime.tensor(rng.standard_normal((m, k), np.float32))
-        out = tvm.runtime.tensor(np.empty((m, n), np.float32))
-        times["rows", m] = shortest(lambda: matmul(a, b, identity, identity, identity, out))
-        times["columns", m] = shortest(lambda: matmul(a, bt, identity, swapped, identity, out))
-    return {key: int(times[key, 1]) for key in ("rows", "columns")}
+    pack_rows = shortest(lambda: pack(rows, identity, panels)) / vectors
+    pack_columns = shortest(lambda: pack(columns, swapped, panels)) / vectors
+
+    def linear(width: int) -> float:
+        plan = Plan(2, 4, 0, 0, False, BMode.PREPACKED)
+        return measure(module, Product(m, width, k), plan, lanes, clock=time.perf_counter)
+
+    def tiny(workers: int) -> float:
+        plan = Plan(1, 1, 0, 0, False, BMode.PREPACKED, splits_n=workers, workers=workers)
+        return measure(module, Product(1, 2 * lanes, 1), plan, lanes, clock=time.perf_counter)
+
+    # the placeholder table makes the planner read B in place
+    a, out = tensor(m, k), tvm.runtime.tensor(np.empty((m, n), np.float32))
+    in_place = shortest(lambda: matmul(a, rows, identity, identity, identity, out))
+    edge = (linear(n + 3) - linear(n)) / m
+    panel = fitted["start", 8, 1, False] + fitted["step", 8, 1, False] * k
+    launch = tiny(workers=2) - tiny(workers=1)
+    return {
+        "pack_rows": max(round(pack_rows), 1),
+        "pack_columns": max(round(pack_columns), 1),
+        "b_direct": max(round((in_place - linear(n)) / vectors), 0),
+        "edge_row": max(round(edge - panel / 8), 1),
+        "launch": max(round(launch), 1),
+    }
 
 
 def to_table(
     fitted: dict[Entry, float], placeholder_table: CostTable, extra: dict[str, int]
 ) -> CostTable:
-    """The fitted entries as a table; a kernel without samples takes those of its neighbour."""
+    """The fitted entries as a table."""
     tasks = {}
     for record in placeholder_table.tasks:
-        key = (record.mr, record.nv, record.packed_a)
-        start, step = fitted.get(("start", *key)), fitted.get(("step", *key))
-        if not step:
-            plain = ("step", record.mr, record.nv, False)
-            start, step = fitted.get(("start", *plain[1:]), 0.0), fitted.get(plain, 0.0)
-        tasks[record] = TaskCost(max(round(start or 0.0), 1), max(round(step or 0.0), 1))
+        start, step = (fitted[name, record.mr, record.nv, False] for name in ("start", "step"))
+        tasks[record] = TaskCost(max(round(start), 1), max(round(step), 1))
     values = {f.name: round(fitted.get((f.name,), 0.0)) for f in fields(Traffic)}
     return CostTable(tasks, Traffic(**{**values, **extra}))
 
@@ -179,10 +228,10 @@ def main() -> None:
     console.print(f"compiling {len(table.tasks)} micro-kernels for {machine.mcpu}")
     module = native.build(functions(machine, table).module(), target)
     plans = random_plans(machine, table, arguments.seed)
-    samples = [
-        measure(module, *next(plans), machine.lanes)
-        for _ in track(range(arguments.samples), "measuring", console=console)
-    ]
+    samples = []
+    for _ in track(range(arguments.samples), "measuring", console=console):
+        product, plan = next(plans)
+        samples.append(Sample(product, plan, measure(module, product, plan, machine.lanes)))
     held_out = samples[::10]
     kept = [s for i, s in enumerate(samples) if i % 10]
     overhead = call_overhead(module, machine.lanes)
@@ -196,9 +245,7 @@ def main() -> None:
         f"held-out error: median {np.median(errors):.1%}, 90th percentile "
         f"{np.quantile(errors, 0.9):.1%} over {len(errors)} plans"
     )
-    packing = b_traffic(module, machine)
-    console.print(f"{packing}")
-    result = to_table(fitted, table, {})
+    result = to_table(fitted, table, around(module, machine, fitted))
     for record, cost in result.tasks.items():
         flops = 2 * record.mr * record.nv * machine.lanes
         console.print(f"{record.name:28} start {cost.start:6} step {cost.step:5} ps  {flops / cost.step * 1e3:5.1f} GFLOP/s")
