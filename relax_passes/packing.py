@@ -38,7 +38,9 @@ class Packing:
 
     def _once(self, key: tuple[object, ...], make: Callable[[], np.ndarray]) -> GenericConst:
         if key not in self._made:
-            self._made[key] = relax.const(np.ascontiguousarray(make()))
+            made = np.ascontiguousarray(make())
+            # without a dtype, relax makes int32 of the int64 plans
+            self._made[key] = relax.const(made, str(made.dtype))
         return self._made[key]
 
 

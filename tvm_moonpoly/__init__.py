@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relax_passes import pipeline
-    from tvm_moonpoly.explain import explain
+    from tvm_moonpoly.explanation import explain
     from tvm_moonpoly.machine import detect_target
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return detect_target
     if name == "explain":
-        from tvm_moonpoly.explain import explain
+        from tvm_moonpoly.explanation import explain
 
         return explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ Logs are data: nothing in them is executed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -25,7 +26,7 @@ from tvm_moonpoly.machine import Machine
 VERSION = 1
 FILE_NAME = "gemm_f32.jsonl"
 
-_log = logging.getLogger("tvm_moonpoly")
+_log = logging.getLogger("tvm_moonpoly.logs")
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ def find(machine: Machine) -> TuningLog:
         nearest = nearest or log
     if nearest is None:
         raise LookupError(f"no tuning log for {machine.isa} (mcpu {machine.mcpu!r})")
-    _log.info(
-        "no tuning log of %s: the one of %s is used (%s)",
-        machine.mcpu,
-        nearest.machine.get("mcpu"),
-        nearest.origin,
-    )
+    _say_nearest(machine.mcpu, str(nearest.machine.get("mcpu")), nearest.origin)
     return nearest
+
+
+@functools.cache
+def _say_nearest(wanted: str, used: str, origin: str) -> None:
+    """Once a process: the same log is looked up for every operator."""
+    _log.info("no tuning log of %s: the one of %s is used (%s)", wanted, used, origin)
 
 
 def parse(text: str, origin: str) -> TuningLog | None:

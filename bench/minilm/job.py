@@ -40,9 +40,8 @@ def main(options: Options, console: Console | None = None) -> int:
 
     Raises FetchError when the model cannot be had.
     """
-    from relax_passes import Report
-
     import tvm_moonpoly as mp
+    from relax_passes import Report
 
     console = console or wide_console()
     facts = machine_facts() | {"threads": f"{options.threads} for every engine"}

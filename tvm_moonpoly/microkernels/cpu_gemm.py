@@ -105,9 +105,7 @@ def family(machine: Machine) -> list[Record]:
     return [r for r in [*records, *packed] if fits(r, machine)]
 
 
-def reference(
-    a: np.ndarray, b: np.ndarray, x: np.ndarray, z: np.ndarray, lo: float
-) -> np.ndarray:
+def reference(a: np.ndarray, b: np.ndarray, x: np.ndarray, z: np.ndarray, lo: float) -> np.ndarray:
     """What a micro-kernel computes, in float64: ``max(a @ b + x + z, lo)``, NaN kept.
 
     ``a`` (mr, k), ``b`` (nv, k, lanes), ``x`` (mr, nv * lanes) or one row, ``z`` (nv * lanes,).
@@ -231,9 +229,7 @@ def _over_pointers(function: tirx.PrimFunc, record: Record) -> tirx.PrimFunc:
         replaced[buffer] = strided
         pointers.append(pointer)
         declarations.append(tirx.DeclBuffer(strided, data=pointer))
-    root = tvm_ffi.structural_map(
-        function.body, (Var, lambda v: replaced.get(v, v)), order="post"
-    )
+    root = tvm_ffi.structural_map(function.body, (Var, lambda v: replaced.get(v, v)), order="post")
     block = root.block
     inner = s_tir.SBlock(
         block.iter_vars,

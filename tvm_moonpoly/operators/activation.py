@@ -133,7 +133,9 @@ def _gelu(x: Expr, lanes: int) -> Expr:
 def _gelu_tanh(x: Expr, lanes: int) -> Expr:
     """x/2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), as x * sigmoid of twice that."""
     scale = -2.0 * math.sqrt(2.0 / math.pi)
-    u = let(x * _constant(scale, lanes) * (_constant(1.0, lanes) + x * x * _constant(0.044715, lanes)))
+    u = let(
+        x * _constant(scale, lanes) * (_constant(1.0, lanes) + x * x * _constant(0.044715, lanes))
+    )
     return x / (_constant(1.0, lanes) + _exp(u, lanes))
 
 

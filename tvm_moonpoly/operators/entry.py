@@ -76,9 +76,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
         k = let(x.shape[x.ndim - 1])
         n = let(out.shape[out.ndim - 1])
         m = x.size_of_leading()
-        require(
-            packed.shape[1] == k, "x", "its last dimension must equal the rows of the weight"
-        )
+        require(packed.shape[1] == k, "x", "its last dimension must equal the rows of the weight")
         require(
             tirx.all(
                 packed.shape[0] == ceil_div(n, machine.lanes),
@@ -111,9 +109,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
             branch(
                 m < table.shape[0],
                 lambda: plan.__setitem__(0, table.data[m]),
-                lambda: functions["moonpoly_plan"](
-                    m, n, k, 1, int(BMode.PREPACKED), plan.at(0)
-                ),
+                lambda: functions["moonpoly_plan"](m, n, k, 1, int(BMode.PREPACKED), plan.at(0)),
             )
             fields = native.decode(plan[0])
 
@@ -198,9 +194,7 @@ def _emit_matmul(functions: Functions, machine: Machine) -> None:
 
             def item(index: Expr, wa: Pointer, wb: Pointer) -> None:
                 which = let(div(index, shares))
-                share = _share(
-                    index - which * shares, fields, m, panels, columns, machine.lanes
-                )
+                share = _share(index - which * shares, fields, m, panels, columns, machine.lanes)
                 offset = scratch(4, INT)
                 offset[3] = which
                 for position in range(3):
@@ -381,14 +375,13 @@ def _run(
         branch(wa + wb > 0, with_workspace, without)
 
     workers = let(fields["workers"])
-    with T.attr({"device_id": 0}), T.attr({"device_type": 1}):
-        with T.If(workers > 1):
-            with T.Then(), T.parallel(0, workers) as w:
-                chunk = let(ceil_div(items, workers))
-                first = let(minimum(w * chunk, items))
-                work(first, let(minimum(chunk, items - first)))
-            with T.Else():
-                work(as_int(0), items)
+    with T.attr({"device_id": 0}), T.attr({"device_type": 1}), T.If(workers > 1):
+        with T.Then(), T.parallel(0, workers) as w:
+            chunk = let(ceil_div(items, workers))
+            first = let(minimum(w * chunk, items))
+            work(first, let(minimum(chunk, items - first)))
+        with T.Else():
+            work(as_int(0), items)
 
 
 def _heap(elements: Expr) -> Pointer:

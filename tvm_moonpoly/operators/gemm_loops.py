@@ -225,9 +225,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
                 height,
             )
             with when(args["activation"] > int(Activation.RELU)):
-                functions["moonpoly_activate"](
-                    c_tile.at(0), lanes, rows, lanes, args["activation"]
-                )
+                functions["moonpoly_activate"](c_tile.at(0), lanes, rows, lanes, args["activation"])
             with loop(rows) as i, loop(columns) as j:
                 c[(row + i) * args["ldc"] + j] = c_tile[i * lanes + j]
 

@@ -52,7 +52,9 @@ def pad_bias(bias: np.ndarray | None, n: int, lanes: int) -> np.ndarray:
     padded = np.zeros(-(-n // lanes) * lanes, np.float32)
     if bias is not None:
         if bias.shape != (n,) or bias.dtype != np.float32:
-            raise ValueError(f"bias: float32 of shape ({n},) is needed, not {bias.dtype} {bias.shape}")
+            raise ValueError(
+                f"bias: float32 of shape ({n},) is needed, not {bias.dtype} {bias.shape}"
+            )
         padded[:n] = bias
     return padded
 
@@ -109,9 +111,7 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
         panels=INT,
         columns=INT,
     )
-    def _(
-        b: Any, b_k: Expr, b_n: Expr, q: Any, k: Expr, panels: Expr, columns: Expr
-    ) -> None:
+    def _(b: Any, b_k: Expr, b_n: Expr, q: Any, k: Expr, panels: Expr, columns: Expr) -> None:
         branch(
             b_n == 1,
             lambda: functions["moonpoly_pack_rows"](b.at(0), b_k, q.at(0), k, panels),
@@ -150,9 +150,7 @@ def _shuffle(a: Expr, b: Expr, indices: list[int]) -> Expr:
 def _emit_pack_a(functions: Functions, packed_rows: Sequence[int]) -> None:
     for rows in packed_rows:
 
-        @functions.private(
-            f"moonpoly_pack_a_{rows}", a=FLOATS, lda=INT, q=FLOATS, k=INT, count=INT
-        )
+        @functions.private(f"moonpoly_pack_a_{rows}", a=FLOATS, lda=INT, q=FLOATS, k=INT, count=INT)
         def _(a: Any, lda: Expr, q: Any, k: Expr, count: Expr, rows: int = rows) -> None:
             tile = scratch(rows)
             with loop(count) as t, loop(k) as column:

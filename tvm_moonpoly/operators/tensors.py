@@ -40,9 +40,7 @@ class Tensor:
             f"must be {dtype}",
             "TypeError",
         )
-        require(
-            T.tvm_struct_get(handle, 0, DEVICE_TYPE, "int32") == 1, name, "must be on the CPU"
-        )
+        require(T.tvm_struct_get(handle, 0, DEVICE_TYPE, "int32") == 1, name, "must be on the CPU")
         require(
             T.tvm_struct_get(handle, 0, BYTE_OFFSET, "uint64") == tirx.const(0, "uint64"),
             name,

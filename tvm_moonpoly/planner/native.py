@@ -19,8 +19,8 @@ from tvm_moonpoly.emit import (
     Functions,
     Pointer,
     as_int,
-    cell,
     ceil_div,
+    cell,
     div,
     maximum,
     minimum,
@@ -87,9 +87,7 @@ def _emit_with_blocks(
     """One blocking: best[0], best[1] = cost and plan, if a plan of it is cheaper."""
     lanes, traffic = machine.lanes, table.traffic
 
-    @functions.private(
-        _blocks_name(pack_a), **_PRODUCT, mode=INT, kc=INT, mc=INT, best=INTS
-    )
+    @functions.private(_blocks_name(pack_a), **_PRODUCT, mode=INT, kc=INT, mc=INT, best=INTS)
     def _(
         m: Expr, n: Expr, k: Expr, b_mode: Expr, mode: Expr, kc: Expr, mc: Expr, best: Pointer
     ) -> None:
@@ -259,9 +257,7 @@ def _column_blocks(
 def _shared_out(word: Expr, m: Expr, n: Expr, batch: Expr, cores: int, lanes: int) -> Expr:
     fields = decode(word)
     splits = cell(ceil_div(cores, batch))
-    groups = cell(
-        maximum(div(div(n, lanes) - fields["tail_nv"], fields["nv"]), 1)
-    )
+    groups = cell(maximum(div(div(n, lanes) - fields["tail_nv"], fields["nv"]), 1))
     tiles = cell(ceil_div(m, fields["mr"]))
     by_rows = ceil_div(tiles, splits) * groups < ceil_div(groups, splits) * tiles
     return encode(

@@ -69,7 +69,9 @@ class Plan:
         for name, (bits, unit) in FIELDS.items():
             value, rest = divmod(int(getattr(self, name)), unit)
             if rest or not 0 <= value < 1 << bits:
-                raise ValueError(f"{name}: {value * unit + rest} does not fit {bits} bits of {unit}")
+                raise ValueError(
+                    f"{name}: {value * unit + rest} does not fit {bits} bits of {unit}"
+                )
             word |= value << shift
             shift += bits
         return word

@@ -132,9 +132,7 @@ def _with_blocks(
                 cost += traffic.pack_a * m * k * n_blocks
             if mode == BMode.PACKED:
                 per_vector = (
-                    traffic.pack_rows
-                    if product.b_mode == BMode.DIRECT
-                    else traffic.pack_columns
+                    traffic.pack_rows if product.b_mode == BMode.DIRECT else traffic.pack_columns
                 )
                 cost += per_vector * k * ceil_div(n, lanes)
             plan = Plan(
@@ -152,9 +150,7 @@ def _with_blocks(
     return choices
 
 
-def tallest(
-    rows: int, depth: int, nv: int, packed: bool, table: CostTable
-) -> tuple[int, int, int]:
+def tallest(rows: int, depth: int, nv: int, packed: bool, table: CostTable) -> tuple[int, int, int]:
     """The cheapest height for ``rows`` rows of one group: its cost, the height, the tiles.
 
     Tiles of at most ``mr`` rows are balanced: ``ceil(rows / mr)`` of them, one row apart.
@@ -202,9 +198,7 @@ def _column_blocks(
     return nc, ceil_div(groups, nc)
 
 
-def shared_out(
-    choice: Choice, product: Product, machine: Machine, table: CostTable
-) -> Plan:
+def shared_out(choice: Choice, product: Product, machine: Machine, table: CostTable) -> Plan:
     """The plan over the machine's cores, when the work is worth more than the launch.
 
     Whole batch entries are shared out first; within one, the longer of groups and row tiles.

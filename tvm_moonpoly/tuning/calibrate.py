@@ -77,9 +77,7 @@ def random_plans(machine: Machine, table: CostTable, seed: int) -> Iterator[tupl
         tail_mr = min(max(table.heights(tail, False)), m) if tail else 0
         yield (
             product,
-            Plan(
-                nv, mr, tail, tail_mr, choice.pack_a, BMode.PREPACKED, choice.kc, choice.mc
-            ),
+            Plan(nv, mr, tail, tail_mr, choice.pack_a, BMode.PREPACKED, choice.kc, choice.mc),
         )
 
 
@@ -248,7 +246,9 @@ def main() -> None:
     result = to_table(fitted, table, around(module, machine, fitted))
     for record, cost in result.tasks.items():
         flops = 2 * record.mr * record.nv * machine.lanes
-        console.print(f"{record.name:28} start {cost.start:6} step {cost.step:5} ps  {flops / cost.step * 1e3:5.1f} GFLOP/s")
+        console.print(
+            f"{record.name:28} start {cost.start:6} step {cost.step:5} ps  {flops / cost.step * 1e3:5.1f} GFLOP/s"
+        )
     console.print(result.traffic)
     logs.write(arguments.out, machine, result.to_entries())
 

@@ -108,9 +108,7 @@ def _blocks(plan: Plan) -> str:
 def _threads(plan: Plan) -> str:
     if plan.workers == 1:
         return "threads: the calling one"
-    return (
-        f"threads: {plan.workers}, rows in {plan.splits_m} parts and groups in {plan.splits_n}"
-    )
+    return f"threads: {plan.workers}, rows in {plan.splits_m} parts and groups in {plan.splits_n}"
 
 
 def _runners_up(ranked: list[spec.Choice]) -> str:
