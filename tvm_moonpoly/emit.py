@@ -132,15 +132,17 @@ def let(value: Expr) -> Expr:
     return T.Bind(as_int(value))
 
 
-def cell(value: Expr) -> Expr:
+def cell(value: Expr, dtype: str = INT, lanes: int = 1) -> Expr:
     """Evaluate once, into a place on the stack that LLVM turns into a register.
 
-    tvm's analysis looks through `let`, in time exponential in the length of a chain of them that
-    holds choices; it does not look through memory.
+    tvm's analysis looks through `let`: it takes time exponential in the length of a chain of them
+    that holds choices, and writes what both sides of a choice share twice. It does not look
+    through memory.
     """
-    place = scratch(1, INT)
-    place[0] = as_int(value)
-    return place[0]
+    place = scratch(lanes, dtype)
+    at = as_int(0) if lanes == 1 else vector(0, lanes)
+    place[at] = as_int(value)
+    return place[at]
 
 
 def div(a: Expr, b: Expr) -> Expr:

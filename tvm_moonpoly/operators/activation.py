@@ -16,7 +16,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from tvm_moonpoly.emit import FLOATS, INT, Expr, Functions, div, let, loop, switch, vector
+from tvm_moonpoly.emit import FLOATS, INT, Expr, Functions, cell, div, let, loop, switch, vector
 
 
 class Activation(IntEnum):
@@ -63,10 +63,10 @@ def emit(functions: Functions, lanes: int) -> None:
             with loop(m) as i:
                 with loop(vectors) as v:
                     at = vector(i * ldc + v * lanes, lanes)
-                    c[at] = body(let(c[at]), lanes)
+                    c[at] = body(c[at], lanes)
                 with loop(n - vectors * lanes) as j:
                     at = i * ldc + vectors * lanes + j
-                    c[at] = body(let(c[at]), 1)
+                    c[at] = body(c[at], 1)
 
         switch(activation, [int(kind) for kind in bodies], apply)
 
@@ -80,28 +80,48 @@ def _as_type(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
+def _keep(lanes: int, value: Expr) -> Expr:
+    return cell(value, "float32", lanes)
+
+
+def _keep_integer(lanes: int, value: Expr) -> Expr:
+    return cell(value, "int32", lanes)
+
+
 def _exp(x: Expr, lanes: int) -> Expr:
-    """exp(x) over all floats: 0 and infinity at the ends, NaN kept."""
+    """exp(x) over all floats: 0 and infinity at the ends, NaN kept.
+
+    Results below 2e-35 are 0: products with them would be subnormal, which takes a hundred times
+    longer, and no activation can tell them from 0.
+    """
 
     def constant(value: float) -> Expr:
         return _constant(value, lanes)
 
-    low, high = constant(-104.0), constant(89.0)
+    x = _keep(lanes, x)
+    low, high = constant(_SMALLEST), constant(89.0)
     # a comparison with NaN is false: NaN stays
-    x = let(tirx.Select(x < low, low, x))
-    x = let(tirx.Select(x > high, high, x))
-    n = let(tirx.floor(x * constant(1.0 / math.log(2.0)) + constant(0.5)))
+    tiny = x < low
+    x = _keep(lanes, tirx.Select(tiny, low, x))
+    x = _keep(lanes, tirx.Select(x > high, high, x))
+    n = _keep(lanes, tirx.floor(x * constant(1.0 / math.log(2.0)) + constant(0.5)))
     # ln 2 in two parts, the first with few bits so that n times it is exact
-    r = let(x - n * constant(0.693359375))
-    r = let(r - n * constant(math.log(2.0) - 0.693359375))
+    r = _keep(lanes, x - n * constant(0.693359375))
+    r = _keep(lanes, r - n * constant(math.log(2.0) - 0.693359375))
     p = constant(1.0 / math.factorial(7))
     for power in range(6, -1, -1):
-        p = let(p * r + constant(1.0 / math.factorial(power)))
+        p = _keep(lanes, p * r + constant(1.0 / math.factorial(power)))
     # 2^n in two factors, since n may lie outside the exponents of a float. NaN has no integer;
     # p is NaN then and any factor will do, but the conversion must not be undefined.
-    exponent = let(tirx.Cast(_as_type("int32", lanes), tirx.Select(n == n, n, constant(0.0))))
-    half = let(tirx.shift_right(exponent, _integer(1, lanes)))
-    return p * _power_of_two(half, lanes) * _power_of_two(exponent - half, lanes)
+    exponent = _keep_integer(
+        lanes, tirx.Cast(_as_type("int32", lanes), tirx.Select(n == n, n, constant(0.0)))
+    )
+    half = _keep_integer(lanes, tirx.shift_right(exponent, _integer(1, lanes)))
+    power = _keep(lanes, p * _power_of_two(half, lanes) * _power_of_two(exponent - half, lanes))
+    return tirx.Select(tiny, constant(0.0), power)
+
+
+_SMALLEST = -80.0
 
 
 def _integer(value: int, lanes: int) -> Expr:
@@ -116,29 +136,33 @@ def _power_of_two(n: Expr, lanes: int) -> Expr:
 
 def _gelu(x: Expr, lanes: int) -> Expr:
     """x/2 * (1 + erf(x / sqrt 2))."""
+    x = _keep(lanes, x)
 
     def constant(value: float) -> Expr:
         return _constant(value, lanes)
 
     zero = constant(0.0)
-    z = let(tirx.Select(x < zero, zero - x, x) * constant(math.sqrt(0.5)))
-    t = let(constant(1.0) / (constant(1.0) + z * constant(0.3275911)))
+    z = _keep(lanes, tirx.Select(x < zero, zero - x, x) * constant(math.sqrt(0.5)))
+    t = _keep(lanes, constant(1.0) / (constant(1.0) + z * constant(0.3275911)))
     p = constant(1.061405429)
     for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        p = let(p * t + constant(coefficient))
-    half_erfc = let(p * t * _exp(zero - z * z, lanes) * constant(0.5))
+        p = _keep(lanes, p * t + constant(coefficient))
+    half_erfc = _keep(lanes, p * t * _exp(zero - z * z, lanes) * constant(0.5))
     return x * tirx.Select(x < zero, half_erfc, constant(1.0) - half_erfc)
 
 
 def _gelu_tanh(x: Expr, lanes: int) -> Expr:
     """x/2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), as x * sigmoid of twice that."""
+    x = _keep(lanes, x)
     scale = -2.0 * math.sqrt(2.0 / math.pi)
-    u = let(
-        x * _constant(scale, lanes) * (_constant(1.0, lanes) + x * x * _constant(0.044715, lanes))
+    u = _keep(
+        lanes,
+        x * _constant(scale, lanes) * (_constant(1.0, lanes) + x * x * _constant(0.044715, lanes)),
     )
     return x / (_constant(1.0, lanes) + _exp(u, lanes))
 
 
 def _silu(x: Expr, lanes: int) -> Expr:
     """x * sigmoid(x)."""
+    x = _keep(lanes, x)
     return x / (_constant(1.0, lanes) + _exp(_constant(0.0, lanes) - x, lanes))
