@@ -34,13 +34,15 @@ class Record:
     """One member of the family.
 
     ``mr`` rows by ``nv`` vectors of columns; ``packed_a`` says that A comes as ``[k][mr]``
-    instead of rows with a stride. ``decisions`` names a choice for each entry of `DECISIONS`
+    instead of rows with a stride, ``in_place_b`` that rows of B are as far apart as it is told
+    instead of one vector (a distance known when compiling saves registers). ``decisions`` names a choice for each entry of `DECISIONS`
     (missing ones take the first).
     """
 
     mr: int
     nv: int
     packed_a: bool = False
+    in_place_b: bool = False
     decisions: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,12 +55,21 @@ class Record:
                 raise ValueError(f"decisions: {name}={choice!r} is none of {DECISIONS[name]}")
 
     def __hash__(self) -> int:
-        return hash((self.mr, self.nv, self.packed_a, tuple(sorted(self.decisions.items()))))
+        return hash(
+            (
+                self.mr,
+                self.nv,
+                self.packed_a,
+                self.in_place_b,
+                tuple(sorted(self.decisions.items())),
+            )
+        )
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
-        return f"moonpoly_gemm_{self.mr}x{self.nv}{'p' if self.packed_a else ''}"
+        form = ("p" if self.packed_a else "") + ("d" if self.in_place_b else "")
+        return f"moonpoly_gemm_{self.mr}x{self.nv}{form}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -66,6 +77,7 @@ class Record:
             "mr": self.mr,
             "nv": self.nv,
             "packed_a": self.packed_a,
+            "in_place_b": self.in_place_b,
             "decisions": dict(self.decisions),
         }
 
@@ -76,7 +88,11 @@ class Record:
             raise ValueError(f"record: family {data.get('family')!r} is not {FAMILY!r}")
         try:
             return cls(
-                int(data["mr"]), int(data["nv"]), bool(data["packed_a"]), dict(data["decisions"])
+                int(data["mr"]),
+                int(data["nv"]),
+                bool(data["packed_a"]),
+                bool(data["in_place_b"]),
+                dict(data["decisions"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"record: {error!r} in {dict(data)!r}") from error
@@ -186,7 +202,7 @@ def build(record: Record, machine: Machine) -> tirx.PrimFunc:
         )
     sch = s_tir.Schedule(semantics(record, machine.lanes))
     schedule(sch, record.decisions)
-    return _over_pointers(sch.mod["main"], record)
+    return _over_pointers(sch.mod["main"], record, machine.lanes)
 
 
 def _decide(sch: s_tir.Schedule, name: str, decisions: Mapping[str, Any]) -> Any:
@@ -197,7 +213,7 @@ def _decide(sch: s_tir.Schedule, name: str, decisions: Mapping[str, Any]) -> Any
     return choices[int(sch.get(sampled))]
 
 
-def _over_pointers(function: tirx.PrimFunc, record: Record) -> tirx.PrimFunc:
+def _over_pointers(function: tirx.PrimFunc, record: Record, lanes: int) -> tirx.PrimFunc:
     """Swap the compact buffers for strided ones over pointer parameters.
 
     Scheduling happens on compact buffers because ``cache_write`` and allocation copy strides.
@@ -206,7 +222,11 @@ def _over_pointers(function: tirx.PrimFunc, record: Record) -> tirx.PrimFunc:
     stride = {name: tirx.Var(name, "int64") for name in ("lda", "b_vector", "b_row", "ldx", "ldc")}
     strides = {
         "A": [tirx.const(record.mr, "int64"), one] if record.packed_a else [stride["lda"], one],
-        "B": [stride["b_vector"], stride["b_row"], one],
+        "B": [
+            stride["b_vector"],
+            stride["b_row"] if record.in_place_b else tirx.const(lanes, "int64"),
+            one,
+        ],
         "X": [stride["ldx"], one],
         "Z": [one],
         "C": [stride["ldc"], one],

@@ -8,7 +8,7 @@ floats; columns of B are counted in panels, one vector wide.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
@@ -19,6 +19,7 @@ from tvm_moonpoly.emit import (
     INT,
     Expr,
     Functions,
+    as_int,
     branch,
     ceil_div,
     div,
@@ -57,18 +58,33 @@ _TILE = {
 }
 
 
+class Form(NamedTuple):
+    """Where micro-kernels find their operands."""
+
+    suffix: str
+    packed_a: bool
+    in_place_b: bool
+
+    def holds(self, record: Record) -> bool:
+        return (record.packed_a, record.in_place_b) == (self.packed_a, self.in_place_b)
+
+
+PLAIN = Form("", packed_a=False, in_place_b=False)
+PACKED_A = Form("_packed", packed_a=True, in_place_b=False)
+IN_PLACE_B = Form("_in_place", packed_a=False, in_place_b=True)
+FORMS = (PLAIN, PACKED_A, IN_PLACE_B)
+
+
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
     """Define ``moonpoly_region`` and all that it calls in ``functions``."""
     for record in records:
         functions.add(record.name, cpu_gemm.build(record, machine))
         _emit_strip(functions, record)
-    widths: dict[bool, list[int]] = {False: [], True: []}
-    for packed in (False, True):
-        for nv in sorted({r.nv for r in records if r.packed_a == packed}):
-            rows = sorted(r.mr for r in records if r.nv == nv and r.packed_a == packed)
-            _emit_rows(functions, nv, packed, rows)
-            widths[packed].append(nv)
-    _emit_groups(functions, widths, machine.lanes)
+    for form in FORMS:
+        widths = sorted({r.nv for r in records if form.holds(r)})
+        for nv in widths:
+            _emit_rows(functions, nv, form, [r for r in records if form.holds(r) and r.nv == nv])
+        _emit_groups(functions, form, widths, machine.lanes)
     _emit_edge(functions, records, machine.lanes)
     _emit_block(functions, machine.lanes)
     _emit_row_blocks(functions)
@@ -99,14 +115,15 @@ def _emit_strip(functions: Functions, record: Record) -> None:
             )
 
 
-def _rows_name(nv: int, packed: bool) -> str:
-    return f"moonpoly_rows_{nv}{'p' if packed else ''}"
+def _rows_name(nv: int, form: Form) -> str:
+    return f"moonpoly_rows_{nv}{form.suffix}"
 
 
-def _emit_rows(functions: Functions, nv: int, packed: bool, rows: Sequence[int]) -> None:
+def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Record]) -> None:
     """All ``m`` rows of one group of panels, in balanced tiles of at most ``mr`` rows."""
+    by_height = {r.mr: r for r in records}
 
-    @functions.private(_rows_name(nv, packed), **_TILE, m=INT, mr=INT)
+    @functions.private(_rows_name(nv, form), **_TILE, m=INT, mr=INT)
     def _(**args: Any) -> None:
         a, x, c, m = args["a"], args["x"], args["c"], args["m"]
         lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
@@ -117,8 +134,8 @@ def _emit_rows(functions: Functions, nv: int, packed: bool, rows: Sequence[int])
 
         def strips(height: Expr, row: Expr, count: Expr) -> None:
             def strip(mr: int) -> None:
-                functions[f"{Record(mr, nv, packed).name}_strip"](
-                    a.at(row * (k if packed else lda)),
+                functions[f"{by_height[mr].name}_strip"](
+                    a.at(row * (k if form.packed_a else lda)),
                     lda,
                     args["b"].at(0),
                     args["b_vector"],
@@ -133,59 +150,58 @@ def _emit_rows(functions: Functions, nv: int, packed: bool, rows: Sequence[int])
                     count,
                 )
 
-            switch(height, rows, strip)
+            switch(height, sorted(by_height), strip)
 
         with when(large_tiles > 0):
             strips(small + 1, tirx.const(0, INT), large_tiles)
         strips(small, first, tiles - large_tiles)
 
 
-def _emit_groups(functions: Functions, widths: dict[bool, list[int]], lanes: int) -> None:
+def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], lanes: int) -> None:
     """``count`` groups of ``nv`` panels side by side, all rows of each."""
-    for packed, available in widths.items():
 
-        @functions.private(
-            f"moonpoly_groups{'_packed' if packed else ''}",
-            **_TILE,
-            x_step=INT,
-            z_step=INT,
-            m=INT,
-            mr=INT,
-            nv=INT,
-            count=INT,
-            activation=INT,
-        )
-        def _(packed: bool = packed, available: list[int] = available, **args: Any) -> None:
-            def groups(nv: int) -> None:
-                with loop(args["count"]) as g:
-                    column = let(g * (nv * lanes))
-                    functions[_rows_name(nv, packed)](
-                        args["a"].at(0),
-                        args["lda"],
-                        args["b"].at(g * nv * args["b_vector"]),
-                        args["b_vector"],
-                        args["b_row"],
-                        args["x"].at(column * args["x_step"]),
-                        args["ldx"],
-                        args["z"].at(column * args["z_step"]),
+    @functions.private(
+        f"moonpoly_groups{form.suffix}",
+        **_TILE,
+        x_step=INT,
+        z_step=INT,
+        m=INT,
+        mr=INT,
+        nv=INT,
+        count=INT,
+        activation=INT,
+    )
+    def _(**args: Any) -> None:
+        def groups(nv: int) -> None:
+            with loop(args["count"]) as g:
+                column = let(g * (nv * lanes))
+                functions[_rows_name(nv, form)](
+                    args["a"].at(0),
+                    args["lda"],
+                    args["b"].at(g * nv * args["b_vector"]),
+                    args["b_vector"],
+                    args["b_row"],
+                    args["x"].at(column * args["x_step"]),
+                    args["ldx"],
+                    args["z"].at(column * args["z_step"]),
+                    args["c"].at(column),
+                    args["ldc"],
+                    args["k"],
+                    args["lo"],
+                    args["m"],
+                    args["mr"],
+                )
+                with when(args["activation"] > int(Activation.RELU)):
+                    functions["moonpoly_activate"](
                         args["c"].at(column),
                         args["ldc"],
-                        args["k"],
-                        args["lo"],
                         args["m"],
-                        args["mr"],
+                        nv * lanes,
+                        args["activation"],
                     )
-                    with when(args["activation"] > int(Activation.RELU)):
-                        functions["moonpoly_activate"](
-                            args["c"].at(column),
-                            args["ldc"],
-                            args["m"],
-                            nv * lanes,
-                            args["activation"],
-                        )
 
-            with when(args["count"] > 0):
-                switch(args["nv"], available, groups)
+        with when(args["count"] > 0):
+            switch(args["nv"], widths, groups)
 
 
 def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> None:
@@ -193,7 +209,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
 
     B is packed here (its padding may be read), z is padded, x is not.
     """
-    tallest = max(r.mr for r in records if r.nv == 1 and not r.packed_a)
+    tallest = max(r.mr for r in records if r.nv == 1 and PLAIN.holds(r))
     height = min(tallest, 240 // lanes)
 
     @functions.private("moonpoly_edge", **_TILE, m=INT, columns=INT, activation=INT)
@@ -208,7 +224,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
             rows = let(minimum(m - row, height))
             with loop(rows) as i, loop(columns) as j:
                 x_tile[i * lanes + j] = x[(row + i) * args["ldx"] + j]
-            functions[_rows_name(1, False)](
+            functions[_rows_name(1, PLAIN)](
                 args["a"].at(row * args["lda"]),
                 args["lda"],
                 args["b"].at(0),
@@ -258,10 +274,10 @@ def _emit_block(functions: Functions, lanes: int) -> None:
         main = let(args["panels"] - args["tail_nv"])
         main_groups = let(div(main, args["nv"]))
 
-        def groups(name: str, a: Expr, panel: Expr, nv: Expr, mr: Expr, count: Expr) -> None:
+        def groups(form: Form, panel: Expr, nv: Expr, mr: Expr, count: Expr) -> None:
             column = panel * lanes
-            functions[name](
-                a,
+            functions[f"moonpoly_groups{form.suffix}"](
+                args["packed" if form.packed_a else "a"].at(0),
                 lda,
                 args["b"].at(panel * args["b_vector"]),
                 args["b_vector"],
@@ -282,33 +298,26 @@ def _emit_block(functions: Functions, lanes: int) -> None:
                 activation,
             )
 
-        zero = tirx.const(0, INT)
-        plain = args["a"].at(0)
-        with T.If(args["pack_a"] > 0):
-            with T.Then():
-                groups(
-                    "moonpoly_groups_packed",
-                    args["packed"].at(0),
-                    zero,
-                    args["nv"],
-                    args["mr"],
-                    main_groups,
-                )
-            with T.Else():
-                groups("moonpoly_groups", plain, zero, args["nv"], args["mr"], main_groups)
-        with when(args["tail_nv"] > 0):
-            groups(
-                "moonpoly_groups",
-                plain,
-                main,
-                args["tail_nv"],
-                args["tail_mr"],
-                tirx.const(1, INT),
-            )
+        def main_region(form: Form) -> None:
+            groups(form, as_int(0), args["nv"], args["mr"], main_groups)
+
+        def tail_region(form: Form) -> None:
+            with when(args["tail_nv"] > 0):
+                groups(form, main, args["tail_nv"], args["tail_mr"], as_int(1))
+
+        def packed_b() -> None:
+            branch(args["pack_a"] > 0, lambda: main_region(PACKED_A), lambda: main_region(PLAIN))
+            tail_region(PLAIN)
+
+        def in_place_b() -> None:
+            main_region(IN_PLACE_B)
+            tail_region(IN_PLACE_B)
+
+        branch(args["b_row"] == lanes, packed_b, in_place_b)
         with when(args["columns"] > 0):
             column = let(args["panels"] * lanes)
             functions["moonpoly_edge"](
-                plain,
+                args["a"].at(0),
                 lda,
                 args["edge_b"].at(0),
                 0,

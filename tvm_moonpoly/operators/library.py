@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,9 @@ def _library(target_text: str) -> OperatorLibrary:
 def functions(machine: Machine, table: CostTable) -> Functions:
     """All functions of the library, not yet compiled."""
     defined = Functions()
-    records = list(table.tasks)
+    # the tiles on B in place cost what those on packed B do, plus the traffic
+    in_place = [replace(r, in_place_b=True) for r in table.tasks if not r.packed_a]
+    records = [*table.tasks, *in_place]
     activation.emit(defined, machine.lanes)
     packing.emit(defined, [r.mr for r in records if r.packed_a and r.nv == 2], machine.lanes)
     gemm_loops.emit(defined, records, machine)

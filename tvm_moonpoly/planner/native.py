@@ -192,7 +192,7 @@ def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None
         def with_mode(mode: Expr) -> None:
             for blocks in BLOCKINGS:
                 _when(
-                    _applies(blocks, m, k),
+                    _applies(blocks, m, k, mode),
                     lambda blocks=blocks: functions[_blocks_name(blocks.pack_a)](
                         m, n, k, b_mode, mode, blocks.kc, blocks.mc, best.at(0)
                     ),
@@ -216,12 +216,14 @@ def _when(condition: Expr | None, emit_body: Callable[[], Any]) -> None:
             emit_body()
 
 
-def _applies(blocks: BlockSizes, m: Expr, k: Expr) -> Expr | None:
+def _applies(blocks: BlockSizes, m: Expr, k: Expr, mode: Expr) -> Expr | None:
     conditions = []
     if blocks.kc:
         conditions.append(k > blocks.kc)
     if blocks.mc:
         conditions.append(m > blocks.mc)
+    if blocks.pack_a:
+        conditions.append(mode != int(BMode.DIRECT))
     return tirx.all(*conditions) if conditions else None
 
 

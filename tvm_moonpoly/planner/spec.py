@@ -68,7 +68,7 @@ def candidates(product: Product, machine: Machine, table: CostTable) -> list[Cho
     choices = []
     for mode in modes:
         for blocks in BLOCKINGS:
-            if applies(blocks, product):
+            if applies(blocks, product) and not (blocks.pack_a and mode == BMode.DIRECT):
                 choices += _with_blocks(product, mode, blocks, machine, table)
     return choices
 
