@@ -46,6 +46,9 @@ class Traffic:
     pack_columns: int
     #: one row of the partial panel
     edge_row: int
+    #: one dot product, and each of its vectors
+    dot_start: int
+    dot_step: int
     #: handing work to the thread pool
     launch: int
 

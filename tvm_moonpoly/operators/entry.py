@@ -41,6 +41,7 @@ from tvm_moonpoly.planner.plan import BMode
 LINEAR = "moonpoly_linear_f32"
 LINEAR_RESIDUAL = "moonpoly_linear_residual_f32"
 MATMUL = "moonpoly_matmul_f32"
+MATMUL_PLANNED = "moonpoly_matmul_planned_f32"
 PACK = "moonpoly_pack_f32"
 
 #: Lanes of zeros that stand for an absent addend: as wide as the widest group of panels.
@@ -51,7 +52,8 @@ def emit(functions: Functions, machine: Machine) -> None:
     """Define the packed functions in ``functions``."""
     _emit_linear(functions, machine, residual=False)
     _emit_linear(functions, machine, residual=True)
-    _emit_matmul(functions, machine)
+    _emit_matmul(functions, machine, planned=False)
+    _emit_matmul(functions, machine, planned=True)
     _emit_pack(functions, machine)
 
 
@@ -143,11 +145,28 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
             _run(fields, as_int(1), k, panels, machine.lanes, item)
 
 
-def _emit_matmul(functions: Functions, machine: Machine) -> None:
+def _emit_matmul(functions: Functions, machine: Machine, planned: bool) -> None:
+    """``planned``: the caller gives the plan, so that all of them can be measured."""
+    permutations = dict.fromkeys(("a_perm", "b_perm", "out_perm"), INT)
+    given = {"given": INT} if planned else {}
+
     @functions.public(
-        MATMUL, a="handle", b="handle", a_perm=INT, b_perm=INT, out_perm=INT, out="handle"
+        MATMUL_PLANNED if planned else MATMUL,
+        a="handle",
+        b="handle",
+        **permutations,
+        **given,
+        out="handle",
     )
-    def _(a: Any, b: Any, a_perm: Expr, b_perm: Expr, out_perm: Expr, out: Any) -> None:
+    def _(
+        a: Any,
+        b: Any,
+        a_perm: Expr,
+        b_perm: Expr,
+        out_perm: Expr,
+        out: Any,
+        given: Expr | None = None,
+    ) -> None:
         ta, tb, tc = Tensor(a, "a"), Tensor(b, "b"), Tensor(out, "out")
         ndim = tc.ndim
         require(ndim <= MAX_DIMS, "out", f"must have at most {MAX_DIMS} dimensions")
@@ -185,7 +204,10 @@ def _emit_matmul(functions: Functions, machine: Machine) -> None:
             )
             b_mode = select(by_rows, int(BMode.DIRECT), int(BMode.PACKED))
             plan = scratch(1, INT)
-            functions["moonpoly_plan"](m, n, k, batch, b_mode, plan.at(0))
+            if given is None:
+                functions["moonpoly_plan"](m, n, k, batch, b_mode, plan.at(0))
+            else:
+                plan[0] = given
             fields = native.decode(plan[0])
             panels = let(div(n, machine.lanes))
             columns = let(n - panels * machine.lanes)

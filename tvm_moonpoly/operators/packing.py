@@ -94,7 +94,7 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
                 rows = [
                     let(b[vector(source + j * b_n + block * lanes, lanes)]) for j in range(lanes)
                 ]
-                for i, column in enumerate(_transpose(rows)):
+                for i, column in enumerate(transpose(rows)):
                     q[vector(target + (block * lanes + i) * lanes, lanes)] = column
             with loop(k - blocks * lanes) as rest:
                 row = let(blocks * lanes + rest)
@@ -124,7 +124,7 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
                 q[target + j] = b[row * b_k + (panels * lanes + j) * b_n]
 
 
-def _transpose(rows: list[Expr]) -> list[Expr]:
+def transpose(rows: list[Expr]) -> list[Expr]:
     """A square matrix of vectors transposed by log2(lanes) rounds of two-vector shuffles."""
     lanes = len(rows)
     step = 1

@@ -29,7 +29,7 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.planner.plan import FIELDS, BMode
+from tvm_moonpoly.planner.plan import FIELDS, BMode, Plan
 from tvm_moonpoly.planner.spec import INFINITE
 
 #: The product at hand, as parameters of the native functions.
@@ -147,7 +147,7 @@ def _emit_with_blocks(
                 mr: Expr = mr,
             ) -> None:
                 count = cell(div(panels - tail, nv))
-                nc, n_blocks = _column_blocks(mode, count, nv, depth, machine)
+                nc, n_blocks = column_blocks(mode, count, nv, depth, machine)
                 cost = common + main_cost * count + tail_cost + packing_b
                 if pack_a:
                     cost = cost + as_int(traffic.pack_a) * m * k * n_blocks
@@ -201,6 +201,14 @@ def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None
         with_mode(b_mode)
         with when(b_mode == int(BMode.DIRECT)):
             with_mode(as_int(int(BMode.PACKED)))
+        with when(b_mode == int(BMode.PACKED)):
+            each = as_int(table.traffic.dot_start) + as_int(table.traffic.dot_step) * ceil_div(
+                k, machine.lanes
+            )
+            cost = cell(m * n * each)
+            with when(cost < best[0]):
+                best[0] = cost
+                best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.DOT).encode())
         out[0] = best[1]
         cores = min(machine.cores, 63)
         if cores > 1:
@@ -247,7 +255,7 @@ def _first_touch(size: Expr, mode: Expr, machine: Machine, table: CostTable) -> 
     )
 
 
-def _column_blocks(
+def column_blocks(
     mode: Expr, groups: Expr, nv: int, depth: Expr, machine: Machine
 ) -> tuple[Expr, Expr]:
     group_bytes = maximum(as_int(nv * machine.lanes * 4) * depth, 1)

@@ -70,7 +70,16 @@ def candidates(product: Product, machine: Machine, table: CostTable) -> list[Cho
         for blocks in BLOCKINGS:
             if applies(blocks, product) and not (blocks.pack_a and mode == BMode.DIRECT):
                 choices += _with_blocks(product, mode, blocks, machine, table)
+    if product.b_mode == BMode.PACKED:
+        choices.append(_dot(product, machine, table))
     return choices
+
+
+def _dot(product: Product, machine: Machine, table: CostTable) -> Choice:
+    """Dot products along contiguous columns of B."""
+    vectors = ceil_div(product.k, machine.lanes)
+    each = table.traffic.dot_start + table.traffic.dot_step * vectors
+    return Choice(Plan(1, 1, 0, 0, False, BMode.DOT), product.m * product.n * each)
 
 
 def applies(blocks: BlockSizes, product: Product) -> bool:
@@ -126,7 +135,7 @@ def _with_blocks(
                 continue
             count = (panels - tail) // nv
             tail_cost, tail_mr = groups[False, tail] if tail else (0, 0)
-            nc, n_blocks = _column_blocks(mode, count, nv, depth, machine)
+            nc, n_blocks = column_blocks(mode, count, nv, depth, machine)
             cost = common + main_cost * count + tail_cost
             if blocks.pack_a:
                 cost += traffic.pack_a * m * k * n_blocks
@@ -182,7 +191,7 @@ def _first_touch(size: int, mode: BMode, machine: Machine, table: CostTable) -> 
     return touch
 
 
-def _column_blocks(
+def column_blocks(
     mode: BMode, groups: int, nv: int, depth: int, machine: Machine
 ) -> tuple[int, int]:
     """Groups in a block of columns (0: all) and the number of blocks.

@@ -24,12 +24,12 @@ from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffic
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.operators import MATMUL, encode_perm
-from tvm_moonpoly.operators.entry import LINEAR, PACK
+from tvm_moonpoly.operators import encode_perm
+from tvm_moonpoly.operators.entry import LINEAR, MATMUL_PLANNED
 from tvm_moonpoly.operators.library import functions
 from tvm_moonpoly.planner.counts import Entry, counts
 from tvm_moonpoly.planner.plan import BMode, Plan
-from tvm_moonpoly.planner.spec import Product, applies
+from tvm_moonpoly.planner.spec import Product, applies, column_blocks
 
 #: Largest product that is measured, in multiply-adds.
 _LARGEST = 1 << 28
@@ -66,19 +66,38 @@ def random_plans(machine: Machine, table: CostTable, seed: int) -> Iterator[tupl
         n = max(size(64, 6144) // machine.lanes, 1) * machine.lanes
         if m * n * k > _LARGEST or n * k > _LARGEST_WEIGHT:
             continue
-        product = Product(m, n, k)
-        blocks = [b for b in BLOCKINGS if applies(b, product)]
+        stored, mode = _PLACES[int(rng.choice(len(_PLACES), p=_SHARES))]
+        product = Product(m, n, k, b_mode=stored)
+        if mode == BMode.DOT:
+            if m * n * k <= _LARGEST // 16:
+                yield product, Plan(1, 1, 0, 0, False, mode)
+            continue
+        packable = mode != BMode.DIRECT
+        blocks = [b for b in BLOCKINGS if applies(b, product) and (packable or not b.pack_a)]
         choice = blocks[rng.integers(len(blocks))]
         nv = int(rng.choice(table.widths(choice.pack_a)))
-        # low tiles of wide products are never chosen and would only take time
+        # low tiles of many rows are never chosen and would only take time
         heights = table.heights(nv, choice.pack_a)
         mr = int(rng.choice(heights[len(heights) // 2 :])) if m > 16 else int(rng.choice(heights))
         tail = n // machine.lanes % nv
         tail_mr = min(max(table.heights(tail, False)), m) if tail else 0
+        k_blocks = max(-(-k // choice.kc), 1) if choice.kc else 1
+        nc, _ = column_blocks(mode, n // machine.lanes // nv, nv, -(-k // k_blocks), machine)
         yield (
             product,
-            Plan(nv, mr, tail, tail_mr, choice.pack_a, BMode.PREPACKED, choice.kc, choice.mc),
+            Plan(nv, mr, tail, tail_mr, choice.pack_a, mode, choice.kc, choice.mc, nc),
         )
+
+
+#: How B is stored, and how a plan reads it; and how often each is measured.
+_PLACES = (
+    (BMode.PREPACKED, BMode.PREPACKED),
+    (BMode.DIRECT, BMode.DIRECT),
+    (BMode.DIRECT, BMode.PACKED),
+    (BMode.PACKED, BMode.PACKED),
+    (BMode.PACKED, BMode.DOT),
+)
+_SHARES = (0.7, 0.08, 0.08, 0.08, 0.06)
 
 
 def measure(
@@ -93,10 +112,16 @@ def measure(
     panels = -(-n // lanes)
     # the values do not matter, only that they are normal numbers
     x = tvm.runtime.tensor(np.full((m, k), 0.5, np.float32))
+    out = tvm.runtime.tensor(np.empty((m, n), np.float32))
+    if product.b_mode != BMode.PREPACKED:
+        by_rows = product.b_mode == BMode.DIRECT
+        b = tvm.runtime.tensor(np.full((k, n) if by_rows else (n, k), 0.5, np.float32))
+        as_is, b_perm = encode_perm((0, 1)), encode_perm((0, 1) if by_rows else (1, 0))
+        matmul, word = module[MATMUL_PLANNED], plan.encode()
+        return shortest(lambda: matmul(x, b, as_is, b_perm, as_is, word, out), clock)
     packed = tvm.runtime.tensor(np.full((panels, k, lanes), 0.5, np.float32))
     bias = tvm.runtime.tensor(np.zeros(panels * lanes, np.float32))
     table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
-    out = tvm.runtime.tensor(np.empty((m, n), np.float32))
     linear = module[LINEAR]
     return shortest(lambda: linear(x, packed, bias, table, 0, out), clock)
 
@@ -155,49 +180,24 @@ def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry,
     return dict(zip(entries, solution / scale, strict=True))
 
 
-def around(
-    module: Any, machine: Machine, fitted: dict[Entry, float], seed: int = 0
-) -> dict[str, int]:
-    """Picoseconds of what samples of packed weights do not hold.
-
-    Packing B from rows and from columns, reading B in place, the partial panel, and a launch of
-    the thread pool.
-    """
-    lanes = machine.lanes
-    k, n, m = 256, 32 * lanes, 16
-    rng = np.random.default_rng(seed)
-
-    def tensor(*shape: int) -> Any:
-        return tvm.runtime.tensor(rng.standard_normal(shape, np.float32))
-
-    pack, matmul = module[PACK], module[MATMUL]
-    vectors = k * n // lanes
-    panels = tvm.runtime.tensor(np.empty((n // lanes, k, lanes), np.float32))
-    rows, columns = tensor(k, n), tensor(n, k)
-    identity, swapped = encode_perm((0, 1)), encode_perm((1, 0))
-    pack_rows = shortest(lambda: pack(rows, identity, panels)) / vectors
-    pack_columns = shortest(lambda: pack(columns, swapped, panels)) / vectors
+def around(module: Any, machine: Machine, fitted: dict[Entry, float]) -> dict[str, int]:
+    """Picoseconds of what the samples do not hold: the partial panel, and a parallel launch."""
+    lanes, k, m = machine.lanes, 256, 16
+    n = 32 * lanes
 
     def linear(width: int) -> float:
         plan = Plan(2, 4, 0, 0, False, BMode.PREPACKED)
-        return measure(module, Product(m, width, k), plan, lanes, clock=time.perf_counter)
+        return measure(module, Product(m, width, k), plan, lanes)
 
     def tiny(workers: int) -> float:
         plan = Plan(1, 1, 0, 0, False, BMode.PREPACKED, splits_n=workers, workers=workers)
         return measure(module, Product(1, 2 * lanes, 1), plan, lanes, clock=time.perf_counter)
 
-    # the placeholder table makes the planner read B in place
-    a, out = tensor(m, k), tvm.runtime.tensor(np.empty((m, n), np.float32))
-    in_place = shortest(lambda: matmul(a, rows, identity, identity, identity, out))
     edge = (linear(n + 3) - linear(n)) / m
     panel = fitted["start", 8, 1, False] + fitted["step", 8, 1, False] * k
-    launch = tiny(workers=2) - tiny(workers=1)
     return {
-        "pack_rows": max(round(pack_rows), 1),
-        "pack_columns": max(round(pack_columns), 1),
-        "b_direct": max(round((in_place - linear(n)) / vectors), 0),
         "edge_row": max(round(edge - panel / 8), 1),
-        "launch": max(round(launch), 1),
+        "launch": max(round(tiny(workers=2) - tiny(workers=1)), 1),
     }
 
 
@@ -247,7 +247,8 @@ def main() -> None:
     for record, cost in result.tasks.items():
         flops = 2 * record.mr * record.nv * machine.lanes
         console.print(
-            f"{record.name:28} start {cost.start:6} step {cost.step:5} ps  {flops / cost.step * 1e3:5.1f} GFLOP/s"
+            f"{record.name:28} start {cost.start:6} step {cost.step:5} ps, "
+            f"{flops / cost.step * 1e3:5.1f} GFLOP/s"
         )
     console.print(result.traffic)
     logs.write(arguments.out, machine, result.to_entries())
