@@ -18,6 +18,7 @@ _PLACES = {
     BMode.PREPACKED: "packed at compile time",
     BMode.DIRECT: "read in place",
     BMode.PACKED: "packed block by block during the call",
+    BMode.STREAM: "streamed in place, without micro-kernels",
 }
 
 

@@ -46,6 +46,9 @@ class Traffic:
     pack_columns: int
     #: one row of the partial panel
     edge_row: int
+    #: one row of outputs from rows of B in place, and each vector of B
+    axpy_start: int
+    axpy_step: int
     #: one dot product, and each of its vectors
     dot_start: int
     dot_step: int

@@ -19,7 +19,9 @@ Entry = tuple[object, ...]
 def counts(product: Product, plan: Plan, machine: Machine) -> Counter[Entry]:
     """How often each entry of the cost table enters the cost of ``plan``, for one batch entry."""
     m, n, k, lanes = product.m, product.n, product.k, machine.lanes
-    if plan.b_mode == BMode.DOT:
+    if plan.b_mode == BMode.STREAM:
+        if product.b_mode == BMode.DIRECT:
+            return Counter({("axpy_start",): m, ("axpy_step",): m * k * ceil_div(n, lanes)})
         return Counter({("dot_start",): m * n, ("dot_step",): m * n * ceil_div(k, lanes)})
     panels = n // lanes
     k_blocks = max(ceil_div(k, plan.kc), 1) if plan.kc else 1

@@ -201,19 +201,23 @@ def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None
         with_mode(b_mode)
         with when(b_mode == int(BMode.DIRECT)):
             with_mode(as_int(int(BMode.PACKED)))
-        with when(b_mode == int(BMode.PACKED)):
-            each = as_int(table.traffic.dot_start) + as_int(table.traffic.dot_step) * ceil_div(
-                k, machine.lanes
-            )
-            cost = cell(m * n * each)
+        with when(b_mode != int(BMode.PREPACKED)):
+            cost = cell(_streamed(m, n, k, b_mode, machine, table))
             with when(cost < best[0]):
                 best[0] = cost
-                best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.DOT).encode())
+                best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.STREAM).encode())
         out[0] = best[1]
         cores = min(machine.cores, 63)
         if cores > 1:
             with when(best[0] * batch >= 2 * table.traffic.launch):
                 out[0] = _shared_out(best[1], m, n, batch, cores, machine.lanes)
+
+
+def _streamed(m: Expr, n: Expr, k: Expr, b_mode: Expr, machine: Machine, table: CostTable) -> Expr:
+    traffic, lanes = table.traffic, machine.lanes
+    axpy = m * (as_int(traffic.axpy_start) + as_int(traffic.axpy_step) * k * ceil_div(n, lanes))
+    dot = m * n * (as_int(traffic.dot_start) + as_int(traffic.dot_step) * ceil_div(k, lanes))
+    return select(b_mode == int(BMode.DIRECT), axpy, dot)
 
 
 def _when(condition: Expr | None, emit_body: Callable[[], Any]) -> None:

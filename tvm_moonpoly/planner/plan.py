@@ -15,8 +15,8 @@ class BMode(IntEnum):
     DIRECT = 1
     #: packed block by block during the call
     PACKED = 2
-    #: by columns, each read along the reduction: dot products without micro-kernels
-    DOT = 3
+    #: in place, as it lies in memory, without micro-kernels: for one row, or a few
+    STREAM = 3
 
 
 #: Each field of the encoded plan, lowest bits first: (bits, unit of the stored number).

@@ -70,16 +70,19 @@ def candidates(product: Product, machine: Machine, table: CostTable) -> list[Cho
         for blocks in BLOCKINGS:
             if applies(blocks, product) and not (blocks.pack_a and mode == BMode.DIRECT):
                 choices += _with_blocks(product, mode, blocks, machine, table)
-    if product.b_mode == BMode.PACKED:
-        choices.append(_dot(product, machine, table))
+    if product.b_mode != BMode.PREPACKED:
+        choices.append(_streamed(product, machine, table))
     return choices
 
 
-def _dot(product: Product, machine: Machine, table: CostTable) -> Choice:
-    """Dot products along contiguous columns of B."""
-    vectors = ceil_div(product.k, machine.lanes)
-    each = table.traffic.dot_start + table.traffic.dot_step * vectors
-    return Choice(Plan(1, 1, 0, 0, False, BMode.DOT), product.m * product.n * each)
+def _streamed(product: Product, machine: Machine, table: CostTable) -> Choice:
+    """B as it lies: multiples of its rows, or dot products along its columns."""
+    m, n, k, traffic = product.m, product.n, product.k, table.traffic
+    if product.b_mode == BMode.DIRECT:
+        cost = m * (traffic.axpy_start + traffic.axpy_step * k * ceil_div(n, machine.lanes))
+    else:
+        cost = m * n * (traffic.dot_start + traffic.dot_step * ceil_div(k, machine.lanes))
+    return Choice(Plan(1, 1, 0, 0, False, BMode.STREAM), cost)
 
 
 def applies(blocks: BlockSizes, product: Product) -> bool:
