@@ -30,14 +30,14 @@ class PolymerizeDynamicOps:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         unsupported = operators.supported(self.target)
-        packing = None if unsupported else Packing(self.target)
+        packing = None if unsupported is not None else Packing(self.target)
         changed = {}
         for gv, func in mod.functions_items():
             if not isinstance(func, relax.Function):
                 continue
             name = gv.name_hint
             if packing is None:
-                leave_function(func, name, unsupported, self.report)
+                leave_function(func, name, str(unsupported), self.report)
             elif is_claimed(func):
                 leave_function(func, name, "claimed by another backend", self.report)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relax_passes import pipeline
+    from relax_passes.pipeline import pipeline
     from tvm_moonpoly.explanation import explain
     from tvm_moonpoly.machine import detect_target
 

@@ -62,7 +62,8 @@ def explain(
         f"costs from the log of {log.machine.get('mcpu')} ({log.origin})",
         "",
         *_regions(product, plan, machine.lanes),
-        f"B is {_PLACES[plan.b_mode]}; A is {'packed in row tiles' if plan.pack_a else 'read in place'}",
+        f"B is {_PLACES[plan.b_mode]}; "
+        f"A is {'packed in row tiles' if plan.pack_a else 'read in place'}",
         _blocks(plan),
         _threads(plan),
         f"predicted on one core: {best.picoseconds / 1e6:.2f} us, "

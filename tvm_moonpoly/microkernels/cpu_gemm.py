@@ -35,8 +35,8 @@ class Record:
 
     ``mr`` rows by ``nv`` vectors of columns; ``packed_a`` says that A comes as ``[k][mr]``
     instead of rows with a stride, ``in_place_b`` that rows of B are as far apart as it is told
-    instead of one vector (a distance known when compiling saves registers). ``decisions`` names a choice for each entry of `DECISIONS`
-    (missing ones take the first).
+    instead of one vector (a distance known when compiling saves registers). ``decisions`` names a
+    choice for each entry of `DECISIONS` (missing ones take the first).
     """
 
     mr: int
@@ -111,8 +111,8 @@ def fits(record: Record, machine: Machine) -> bool:
 def family(machine: Machine) -> list[Record]:
     """All members that fit the machine's registers: the candidates.
 
-    Rows are complete from 1 up, since balanced tiles come in every height. Rows beyond what hides the FMA latency only cost code, so single-vector tiles stop at 8 rows
-    on 16 registers and at 12 on 32.
+    Heights are complete from 1 up, since balanced tiles come in every height. Rows beyond what
+    hides the FMA latency only cost code, so tiles stop at 8 rows on 16 registers and at 12 on 32.
     """
     rows = 8 if machine.vector_registers <= 16 else 12
     columns = 4 if machine.vector_registers <= 16 else 6
@@ -138,9 +138,9 @@ def semantics(record: Record, lanes: int) -> tirx.PrimFunc:
     packed = record.packed_a
 
     @T.prim_func(s_tir=True)
-    def tile(
+    def tile(  # type: ignore[no-untyped-def]
         a: T.handle, b: T.handle, x: T.handle, z: T.handle, c: T.handle, lo: T.float32
-    ):  # fmt: skip
+    ):
         k_extent = T.int64()
         A = T.match_buffer(a, (k_extent, mr) if packed else (mr, k_extent), "float32", align=4)
         B = T.match_buffer(b, (nv, k_extent, lanes), "float32", align=4)

@@ -413,10 +413,10 @@ def _emit_row_blocks(functions: Functions) -> None:
 #:
 #: ``a`` (m, k) by rows of ``lda``. ``b``: packed panels of ``k`` rows (PREPACKED), or in place
 #: with ``b_k`` floats from one row to the next and ``b_n`` from one column to the next (one of
-#: them is 1; DIRECT needs ``b_n`` = 1; STREAM takes no X, Z or activation). ``x`` is added to the product, ``ldx`` and ``x_step`` are
-#: 0 for a row of zeros; ``z`` is a row, padded to whole panels. ``panels`` whole panels and
-#: ``columns`` lanes of a partial one after them. ``wa`` and ``wb`` are workspace for one packed
-#: block of A and one of B.
+#: them is 1; DIRECT needs ``b_n`` = 1; STREAM takes no X, Z or activation). ``x`` is added to the
+#: product, ``ldx`` and ``x_step`` are 0 for a row of zeros; ``z`` is a row, padded to whole panels.
+#: ``panels`` whole panels and ``columns`` lanes of a partial one after them. ``wa`` and ``wb`` are
+#: workspace for one packed block of A and one of B.
 REGION = {
     "a": FLOATS,
     "lda": INT,
@@ -486,7 +486,9 @@ def _emit_region(functions: Functions, lanes: int) -> None:
             in_place = let(k0 * b_k + column * b_n)
 
             def rows(b_block: Expr, b_vector: Expr, b_row: Expr, edge: Expr) -> None:
-                def accumulate(x_row: Expr, ldx: Expr, x_step: Expr, z_row: Expr, z_step: Expr):
+                def accumulate(
+                    x_row: Expr, ldx: Expr, x_step: Expr, z_row: Expr, z_step: Expr
+                ) -> None:
                     functions["moonpoly_row_blocks"](
                         a.at(k0),
                         args["lda"],

@@ -15,7 +15,6 @@ from tvm.tirx.script import builder as T
 from tvm_moonpoly.emit import FLOAT, FLOATS, INT, Expr, Functions, div, let, loop, scratch, vector
 from tvm_moonpoly.operators.packing import transpose
 
-
 #: Rows of B that are added to the outputs in one pass over them.
 _ROWS_TOGETHER = 8
 

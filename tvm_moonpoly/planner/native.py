@@ -6,8 +6,7 @@ same name; a test compares their decisions on thousands of shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
 
 from tvm import tirx
 
@@ -191,12 +190,11 @@ def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None
 
         def with_mode(mode: Expr) -> None:
             for blocks in BLOCKINGS:
-                _when(
-                    _applies(blocks, m, k, mode),
-                    lambda blocks=blocks: functions[_blocks_name(blocks.pack_a)](
+                applies = _applies(blocks, m, k, mode)
+                with nullcontext() if applies is None else when(applies):
+                    functions[_blocks_name(blocks.pack_a)](
                         m, n, k, b_mode, mode, blocks.kc, blocks.mc, best.at(0)
-                    ),
-                )
+                    )
 
         with_mode(b_mode)
         with when(b_mode == int(BMode.DIRECT)):
@@ -218,14 +216,6 @@ def _streamed(m: Expr, n: Expr, k: Expr, b_mode: Expr, machine: Machine, table: 
     axpy = m * (as_int(traffic.axpy_start) + as_int(traffic.axpy_step) * k * ceil_div(n, lanes))
     dot = m * n * (as_int(traffic.dot_start) + as_int(traffic.dot_step) * ceil_div(k, lanes))
     return select(b_mode == int(BMode.DIRECT), axpy, dot)
-
-
-def _when(condition: Expr | None, emit_body: Callable[[], Any]) -> None:
-    if condition is None:
-        emit_body()
-    else:
-        with when(condition):
-            emit_body()
 
 
 def _applies(blocks: BlockSizes, m: Expr, k: Expr, mode: Expr) -> Expr | None:

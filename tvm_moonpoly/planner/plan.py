@@ -85,13 +85,8 @@ class Plan:
         for name, (bits, unit) in FIELDS.items():
             values[name] = (word >> shift & (1 << bits) - 1) * unit
             shift += bits
-        return cls(
-            **{
-                **values,
-                "pack_a": bool(values["pack_a"]),
-                "b_mode": BMode(values["b_mode"]),
-            }
-        )
+        pack_a, b_mode = bool(values.pop("pack_a")), BMode(values.pop("b_mode"))
+        return cls(pack_a=pack_a, b_mode=b_mode, **values)
 
 
 assert tuple(f.name for f in fields(Plan)) == tuple(FIELDS)
