@@ -115,8 +115,7 @@ def family(machine: Machine) -> list[Record]:
     hides the FMA latency only cost code, so tiles stop at 8 rows on 16 registers and at 12 on 32.
     """
     rows = 8 if machine.vector_registers <= 16 else 12
-    columns = 4 if machine.vector_registers <= 16 else 6
-    records = [Record(mr, nv) for nv in range(1, columns + 1) for mr in range(1, rows + 1)]
+    records = [Record(mr, nv) for nv in range(1, 7) for mr in range(1, rows + 1)]
     packed = [Record(r.mr, r.nv, packed_a=True) for r in records if r.nv in (2, 3)]
     return [r for r in [*records, *packed] if fits(r, machine)]
 
