@@ -34,7 +34,7 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators.activation import Activation
-from tvm_moonpoly.operators.tensors import MAX_DIMS, Tensor, View, require
+from tvm_moonpoly.operators.tensors import MAX_DIMS, Tensor, View, require, require_permutation
 from tvm_moonpoly.planner import native
 from tvm_moonpoly.planner.plan import BMode
 
@@ -70,6 +70,8 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
         require(x.ndim >= 1, "x", "must have at least 1 dimension")
         require(out.ndim == x.ndim, "out", "must have as many dimensions as x")
         require(packed.ndim == 3, "packed", "must have 3 dimensions")
+        bias.require_vector()
+        table.require_vector()
         require(
             tirx.all(activation >= 0, activation <= int(max(Activation))),
             "activation",
@@ -89,6 +91,9 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
             "its last dimension must equal the columns of the weight",
         )
         require(out.size_of_leading() == m, "out", "must have as many rows as x")
+        require(
+            packed.row_stride(as_int(machine.lanes)) == machine.lanes, "packed", "must be compact"
+        )
         lda, ldc = x.row_stride(k), out.row_stride(n)
         zeros = _zeros(machine.lanes)
         addend, ld_addend, step = zeros.at(0), as_int(0), as_int(0)
@@ -170,6 +175,14 @@ def _emit_matmul(functions: Functions, machine: Machine, planned: bool) -> None:
         ta, tb, tc = Tensor(a, "a"), Tensor(b, "b"), Tensor(out, "out")
         ndim = tc.ndim
         require(ndim <= MAX_DIMS, "out", f"must have at most {MAX_DIMS} dimensions")
+        for tensor in (ta, tb):
+            require(tensor.ndim <= ndim, tensor.name, "has more dimensions than the output")
+        for permutation, name, tensor in (
+            (a_perm, "a_perm", ta),
+            (b_perm, "b_perm", tb),
+            (out_perm, "out_perm", tc),
+        ):
+            require_permutation(permutation, name, tensor)
         va, vb = View(ta, a_perm, ndim), View(tb, b_perm, ndim)
         vc = View(tc, _inverse(out_perm, ndim), ndim)
         m, k, n = let(va.shape[ndim - 2]), let(va.shape[ndim - 1]), let(vb.shape[ndim - 1])
@@ -265,6 +278,7 @@ def _emit_pack(functions: Functions, machine: Machine) -> None:
     def _(b: Any, b_perm: Expr, out: Any) -> None:
         tb, tout = Tensor(b, "b"), Tensor(out, "out")
         require(tb.ndim == 2, "b", "must have 2 dimensions")
+        require_permutation(b_perm, "b_perm", tb)
         view = View(tb, b_perm, as_int(2))
         k, n = let(view.shape[0]), let(view.shape[1])
         require(

@@ -62,10 +62,18 @@ def supported(target: Target) -> str | None:
     reason = unsupported_reason(target)
     if reason is None:
         try:
-            logs.find(Machine.from_target(target))
-        except LookupError as error:
+            _costs(Machine.from_target(target))
+        except (LookupError, ValueError) as error:
             reason = str(error)
     return reason
+
+
+def _costs(machine: Machine) -> CostTable:
+    """The cost table of the log for ``machine``.
+
+    Raises LookupError when there is no log, ValueError when it is not complete.
+    """
+    return CostTable.from_entries([dict(entry) for entry in logs.find(machine).entries])
 
 
 def library(target: Target) -> OperatorLibrary:
@@ -83,8 +91,7 @@ def library(target: Target) -> OperatorLibrary:
 def _library(target_text: str) -> OperatorLibrary:
     target = Target(json.loads(target_text))
     machine = Machine.from_target(target)
-    log = logs.find(machine)
-    table = CostTable.from_entries([dict(entry) for entry in log.entries])
+    table = _costs(machine)
     key = cache_key(target, machine, table)
     path = cache.load(key)
     if path is None:

@@ -29,6 +29,7 @@ class Tensor:
 
     def __init__(self, handle: Expr, name: str, dtype: str = FLOAT) -> None:
         self.handle, self.name = handle, name
+        require(tirx.Not(tirx.isnullptr(handle)), name, "must be a tensor, not None", "TypeError")
         code, bits = {FLOAT: (2, 32), INT: (0, 64)}[dtype]
         require(
             tirx.all(
@@ -68,32 +69,49 @@ class Tensor:
     def row_stride(self, row: Expr) -> Expr:
         """Floats from one row to the next, when the tensor is seen as rows of ``row`` elements.
 
-        Raises at run time unless the rows are evenly spaced with adjacent elements.
+        Raises at run time unless the rows are evenly spaced with adjacent elements. Strides that
+        no element depends on (of dimensions of size 1, of an empty tensor) may be anything.
         """
-        stride = scratch(1, INT)
-        stride[0] = row
-        with when(tirx.all(self.has_strides, self.ndim > 1)):
-            last = self.ndim - 1
-            require(
-                tirx.any(self.strides[last] == 1, self.shape[last] <= 1),
-                self.name,
-                "elements of the last dimension must be adjacent",
-            )
-            stride[0] = self.strides[last - 1]
-            with loop(last - 1) as i:
-                require(
-                    self.strides[i] == self.strides[i + 1] * self.shape[i + 1],
-                    self.name,
-                    "rows must be evenly spaced in memory",
-                )
+        stride, rows = scratch(1, INT), scratch(1, INT)
+        stride[0], rows[0] = row, as_int(1)
+        last = self.ndim - 1
+        with when(self.has_strides), when(self.size_of_leading() * row > 0):
+            self._require_adjacent()
+            with loop(last) as i:
+                dim = let(last - 1 - i)
+                with when(self.shape[dim] > 1):
+                    branch(
+                        rows[0] == 1,
+                        lambda: stride.__setitem__(0, self.strides[dim]),
+                        lambda: require(
+                            self.strides[dim] == stride[0] * rows[0],
+                            self.name,
+                            "rows must be evenly spaced in memory",
+                        ),
+                    )
+                    rows[0] = rows[0] * self.shape[dim]
         return let(stride[0])
+
+    def require_vector(self) -> None:
+        """Raise at run time unless the tensor is a vector of adjacent elements."""
+        require(self.ndim == 1, self.name, "must have 1 dimension")
+        with when(self.has_strides):
+            self._require_adjacent()
+
+    def _require_adjacent(self) -> None:
+        last = self.ndim - 1
+        require(
+            tirx.any(self.strides[last] == 1, self.shape[last] <= 1),
+            self.name,
+            "elements of the last dimension must be adjacent",
+        )
 
 
 class View:
     """The operand of a batched product: permuted, and broadcast to ``ndim`` dimensions.
 
     ``shape`` and ``stride`` are indexed by the dimensions of the product; a dimension that the
-    tensor lacks has size 1. Strides are in elements.
+    tensor lacks has size 1. Strides are in elements. The permutation must have been checked.
     """
 
     def __init__(self, tensor: Tensor, permutation: Expr, ndim: Expr) -> None:
@@ -122,9 +140,22 @@ class View:
             self.stride[i] = as_int(0)
         with loop(tensor.ndim) as i:
             dim = let(tirx.bitwise_and(tirx.shift_right(permutation, i * 4), as_int(15)))
-            require(dim < tensor.ndim, tensor.name, "permutation names a dimension it lacks")
             self.shape[missing + i] = tensor.shape[dim]
             self.stride[missing + i] = stored[dim]
+
+
+def require_permutation(permutation: Expr, argument: str, tensor: Tensor) -> None:
+    """Raise at run time unless ``permutation`` names each dimension of ``tensor`` once."""
+    named = scratch(1, INT)
+    named[0] = as_int(0)
+    with loop(tensor.ndim) as i:
+        dim = tirx.bitwise_and(tirx.shift_right(permutation, i * 4), as_int(15))
+        named[0] = tirx.bitwise_or(named[0], tirx.shift_left(as_int(1), dim))
+    require(
+        named[0] == tirx.shift_left(as_int(1), tensor.ndim) - 1,
+        argument,
+        f"must name each dimension of {tensor.name} once",
+    )
 
 
 def _pointer(dtype: str) -> Any:

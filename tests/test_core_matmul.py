@@ -1,0 +1,300 @@
+"""Batched products of two dynamic operands: broadcast, permuted, strided, of every size."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from core_testing import CANARY, EPS, SIZES, check_close, tensor, valid, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvm_moonpoly import native, operators
+from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
+from tvm_moonpoly.operators import encode_perm
+from tvm_moonpoly.operators.library import OperatorLibrary, functions
+from tvm_moonpoly.planner import spec
+from tvm_moonpoly.planner.plan import BMode, Plan
+
+
+@pytest.fixture(scope="module")
+def library(target):
+    return operators.library(target)
+
+
+@pytest.fixture(scope="module")
+def eager(target):
+    """A library that blocks, packs and shares out whatever it can: of a machine with tiny caches
+    and four cores, where reading in place is dear and packing and threads cost nothing."""
+    usual = operators.library(target)
+    machine = replace(usual.machine, cores=4, l1_bytes=1 << 10, l2_bytes=1 << 12, l3_bytes=1 << 14)
+    traffic = replace(
+        usual.table.traffic,
+        b_direct=10_000,
+        pack_rows=1,
+        pack_columns=1,
+        pack_a=0,
+        c_block=0,
+        launch=0,
+    )
+    # few micro-kernels, so that it compiles fast; those on packed A are the cheaper ones
+    tasks = {
+        record: TaskCost(10, 1 if record.packed_a else 1000)
+        for record in usual.table.tasks
+        if record.mr <= 3 and record.nv <= 2
+    }
+    table = CostTable(tasks, traffic)
+    module = native.build(functions(machine, table).module(), target)
+    return OperatorLibrary(machine, table, module)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(23)
+
+
+def stored(logical, axes, gaps=None):
+    """Memory whose dimension ``axes[i]`` is dimension i of ``logical``, with gaps between."""
+    shape = [0] * logical.ndim
+    for dim, axis in enumerate(axes):
+        shape[axis] = logical.shape[dim]
+    whole = np.full([s + g for s, g in zip(shape, gaps or [0] * len(shape), strict=True)], CANARY)
+    view = whole[tuple(slice(s) for s in shape)]
+    view.transpose(axes)[...] = logical
+    return view
+
+
+def matmul(library, a, b, out, a_axes=None, b_axes=None, out_axes=None):
+    permutations = [
+        encode_perm(axes or range(array.ndim))
+        for axes, array in ((a_axes, a), (b_axes, b), (out_axes, out))
+    ]
+    library.module[operators.MATMUL](tensor(a), tensor(b), *permutations, tensor(out))
+    return out
+
+
+def check(result, a, b):
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    bound = (a.shape[-1] + 2) * EPS * (np.abs(a64) @ np.abs(b64))
+    expected = a64 @ b64
+    check_close(
+        result, np.broadcast_to(expected, result.shape), np.broadcast_to(bound, expected.shape)
+    )
+
+
+def product(library, a, b):
+    """Compact operands, no permutation."""
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    return matmul(library, a, b, np.full(shape, CANARY))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_every_m_n_k(library, rng, n, by_columns):
+    for k, m in itertools.product(SIZES, SIZES):
+        a, b = values(rng, m, k), values(rng, k, n)
+        if by_columns:
+            out = np.full((m, n), CANARY)
+            matmul(library, a, stored(b, [1, 0]), out, b_axes=[1, 0])
+        else:
+            out = product(library, a, b)
+        check(out, a, b)
+
+
+@pytest.mark.parametrize("batch", SIZES)
+def test_every_batch(library, rng, batch):
+    for m, n, k in [
+        (1, 1, 1),
+        (1, 17, 8),
+        (5, 9, 3),
+        (16, 8, 13),
+        (3, 33, 0),
+        (0, 2, 2),
+        (7, 31, 64),
+    ]:
+        a, b = values(rng, batch, m, k), values(rng, batch, k, n)
+        check(product(library, a, b), a, b)
+        check(product(library, a, b[:1]), a, b[:1])
+        check(product(library, a[:1], b), a[:1], b)
+        out = np.full((batch, m, n), CANARY)
+        matmul(library, a, stored(b, [0, 2, 1]), out, b_axes=[0, 2, 1])
+        check(out, a, b)
+
+
+@pytest.mark.parametrize(
+    "left,right",
+    [
+        ((), (3,)),
+        ((3,), ()),
+        ((2, 3), (3,)),
+        ((1,), (2, 3)),
+        ((2, 1), (1, 3)),
+        ((2, 1, 4), (3, 1)),
+        ((0, 1), (1, 3)),
+        ((2, 3, 1, 2), (1, 3, 4, 1)),
+        ((1, 1, 1, 1, 1, 2), (3, 1, 1, 2, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("m", [1, 6])
+def test_broadcasting(library, rng, left, right, m):
+    a, b = values(rng, *left, m, 9), values(rng, *right, 9, 11)
+    check(product(library, a, b), a, b)
+
+
+def test_output_larger_than_both(library, rng):
+    """A batch dimension that neither operand has is filled with the same product."""
+    a, b = values(rng, 4, 5), values(rng, 5, 6)
+    out = matmul(library, a, b, np.full((3, 4, 6), CANARY))
+    check(out, np.broadcast_to(a, (3, 4, 5)), b)
+
+
+def _permutations(ndim, last):
+    """All in which the last of the stored dimensions is dimension ``last``."""
+    return [p for p in itertools.permutations(range(ndim)) if p[last] == ndim - 1]
+
+
+@pytest.mark.parametrize("ndim", [2, 3, 4])
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_all_permutations(library, rng, ndim, by_columns):
+    batch = (2, 3)[: ndim - 2]
+    a, b = values(rng, *batch, 5, 7), values(rng, *batch, 7, 10)
+    for a_axes, b_axes, out_axes in itertools.product(
+        _permutations(ndim, -1),
+        _permutations(ndim, -2 if by_columns else -1),
+        _permutations(ndim, -1),
+    ):
+        # the stored output has dimension i = dimension out_axes[i] of the product
+        out = np.full([(*batch, 5, 10)[axis] for axis in out_axes], CANARY)
+        matmul(library, stored(a, a_axes), stored(b, b_axes), out, a_axes, b_axes, out_axes)
+        check(out.transpose(np.argsort(out_axes)), a, b)
+
+
+def test_heads_of_attention(library, rng):
+    """(batch, seq, heads, size) as it comes from a projection, and back."""
+    batch, seq, heads, size = 2, 37, 3, 16
+    q, k, v = (values(rng, batch, seq, heads, size) for _ in range(3))
+    scores = np.full((batch, heads, seq, seq), CANARY)
+    matmul(library, q, k, scores, [0, 2, 1, 3], [0, 2, 3, 1])
+    check(scores, q.transpose(0, 2, 1, 3), k.transpose(0, 2, 3, 1))
+    context = np.full((batch, seq, heads, size), CANARY)
+    matmul(library, scores, v, context, None, [0, 2, 1, 3], [0, 2, 1, 3])
+    check(context.transpose(0, 2, 1, 3), scores, v.transpose(0, 2, 1, 3))
+
+
+@st.composite
+def operands(draw):
+    """Logical operands with their permutations and strided memory, and the output's."""
+    full = draw(st.lists(st.integers(0, 3), min_size=0, max_size=3))
+    size = st.integers(0, 40)
+    m, k, n = draw(size), draw(size), draw(size)
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+
+    def operand(rows, columns, may_turn):
+        batch = [draw(st.sampled_from([1, s])) for s in full[draw(st.integers(0, len(full))) :]]
+        array = values(rng, *batch, rows, columns)
+        return (array, *place(array, may_turn))
+
+    def place(array, may_turn=False):
+        last = -2 if may_turn and draw(st.booleans()) else -1
+        axes = draw(st.sampled_from(_permutations(array.ndim, last)))
+        gaps = [draw(st.integers(0, 2)) for _ in range(array.ndim)]
+        return axes, stored(array, axes, gaps)
+
+    a, b = operand(m, k, False), operand(k, n, True)
+    shape = (*full, m, n)
+    axes, out = place(np.full(shape, CANARY))
+    # `place` takes the axes of a view; the function takes those of the stored tensor
+    return a, b, tuple(int(i) for i in np.argsort(axes)), out
+
+
+@settings(max_examples=250)
+@given(drawn=operands())
+def test_random_operands(library, drawn):
+    (a, a_axes, a_memory), (b, b_axes, b_memory), out_axes, out = drawn
+    whole = out if out.base is None else out.base
+    matmul(library, a_memory, b_memory, out, a_axes, b_axes, out_axes)
+    result = out.transpose(np.argsort(out_axes))
+    check(result, *(np.broadcast_to(x, (*result.shape[:-2], *x.shape[-2:])) for x in (a, b)))
+    # what lies between the elements of the output is as it was
+    out[...] = CANARY
+    assert (whole == CANARY).all()
+
+
+@settings(max_examples=100)
+@given(drawn=operands())
+def test_random_operands_blocked_packed_and_shared_out(eager, drawn):
+    (a, a_axes, a_memory), (b, b_axes, b_memory), out_axes, out = drawn
+    matmul(eager, a_memory, b_memory, out, a_axes, b_axes, out_axes)
+    result = out.transpose(np.argsort(out_axes))
+    check(result, *(np.broadcast_to(x, (*result.shape[:-2], *x.shape[-2:])) for x in (a, b)))
+
+
+#: (batch, m, n, k)
+LARGER = [
+    (1, 1, 300, 600),
+    (1, 100, 70, 530),
+    (2, 97, 41, 1100),
+    (1, 245, 90, 2100),
+    (3, 30, 129, 1025),
+    (1, 7, 16, 2500),
+    (5, 120, 8, 520),
+]
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("batch,m,n,k", LARGER)
+def test_larger_shapes(library, eager, rng, batch, m, n, k, by_columns):
+    a, b = values(rng, batch, m, k), values(rng, batch, k, n)
+    axes = [0, 2, 1] if by_columns else [0, 1, 2]
+    for lib in (library, eager):
+        out = np.full((batch, m, n), CANARY)
+        matmul(lib, a, stored(b, axes), out, b_axes=axes)
+        check(out, a, b)
+
+
+def test_the_larger_shapes_meet_every_kind_of_plan(eager):
+    """Or else the tests above would prove less than they seem to."""
+    met: list[Plan] = []
+    for (batch, m, n, k), mode in itertools.product(LARGER, (BMode.DIRECT, BMode.PACKED)):
+        shape = spec.Product(m, n, k, batch, mode)
+        met.append(spec.plan(shape, eager.machine, eager.table))
+        valid(met[-1], shape, eager.machine, eager.table)
+    assert any(p.pack_a for p in met) and not all(p.pack_a for p in met)
+    assert any(p.kc and p.mc and p.nc for p in met)
+    assert any(p.nc and p.tail_nv for p in met)
+    assert any(p.splits_m > 1 for p in met) and any(p.splits_n > 1 for p in met)
+    assert any(p.workers > 1 and p.splits_m == p.splits_n == 1 for p in met)
+    assert any(p.b_mode == BMode.PACKED for p in met)
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_one_row_or_one_column_of_memory(library, rng, side):
+    """Strides of dimensions of size 1 say nothing: here they are those of the whole."""
+    whole = values(rng, 3, 6, 20)
+    if side == "a":
+        a, b = whole[:1, :1], values(rng, 20, 9)
+    else:
+        a, b = values(rng, 5, 1), whole[0, :1]
+    check(product(library, a, b), a, b)
+    turned = values(rng, 20, 1)  # a column, whose elements are adjacent both ways
+    check(product(library, whole, turned), whole, turned)
+    column = values(rng, 20, 4)[:, 2:3]
+    check(product(library, whole, column), whole, column)
+
+
+def test_both_operands_may_be_the_same(library, rng):
+    a = values(rng, 2, 19, 19)
+    check(product(library, a, a), a, a)
+    out = np.full((2, 19, 19), CANARY)
+    matmul(library, a, a, out, b_axes=[0, 2, 1])
+    check(out, a, a.transpose(0, 2, 1))
+
+
+def test_negative_and_zero_strides(library, rng):
+    a = values(rng, 4, 10, 12)[::-1, ::-2]
+    one = values(rng, 12, 7)
+    b = np.lib.stride_tricks.as_strided(one, (4, 12, 7), (0, *one.strides))
+    assert a.strides[0] < 0 and a.strides[1] < 0 and b.strides[0] == 0
+    check(product(library, a, b), a, b)
