@@ -17,10 +17,6 @@ from .packing import Packing
 from .report import Action, Entry, Report
 from .shapes import show
 
-LINEAR = "moonpoly_linear_f32"
-LINEAR_RESIDUAL = "moonpoly_linear_residual_f32"
-PRODUCT = "moonpoly_matmul_f32"
-
 
 def rewrite_function(
     func: relax.Function, name: str, mod: tvm.IRModule, packing: Packing, report: Report
@@ -67,7 +63,9 @@ def _rewrite_linear(var: Var, form: Linear, bindings: Bindings, packing: Packing
     residual = [] if epilogue.residual is None else [epilogue.residual]
     args = [form.x, packing.weight(weight), packing.bias(epilogue.bias, n), *residual]
     args += [packing.table(n, k), relax.prim_value(int(epilogue.activation))]
-    _replace(epilogue.last, LINEAR_RESIDUAL if residual else LINEAR, args, bindings)
+    _replace(
+        epilogue.last, operators.LINEAR_RESIDUAL if residual else operators.LINEAR, args, bindings
+    )
     fused = str(epilogue)
     return f"linear, fused {fused}" if fused else "linear"
 
@@ -77,7 +75,7 @@ def _rewrite_product(var: Var, form: Product, bindings: Bindings) -> str:
     axes = {"a": form.a.axes, "b": form.b.axes, "output": out_axes}
     args = [form.a.stored, form.b.stored]
     args += [relax.prim_value(operators.encode_perm(each)) for each in axes.values()]
-    _replace(last, PRODUCT, args, bindings)
+    _replace(last, operators.MATMUL, args, bindings)
     folded = [name for name, each in axes.items() if list(each) != sorted(each)]
     return f"product, permute_dims of {', '.join(folded)} folded" if folded else "product"
 

@@ -23,7 +23,15 @@ from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.emit import INT, Expr, Functions, Pointer, loop
 from tvm_moonpoly.machine import Machine, cpu_features, detect_target, unsupported_reason
-from tvm_moonpoly.operators import activation, cache, entry, gemm_loops, packing, stream
+from tvm_moonpoly.operators import (
+    activation,
+    cache,
+    entry,
+    gemm_region,
+    gemm_tiles,
+    packing,
+    stream,
+)
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner import native as native_planner
 from tvm_moonpoly.planner import spec
@@ -111,7 +119,8 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     activation.emit(defined, machine.lanes)
     packing.emit(defined, [r.mr for r in records if r.packed_a and r.nv == 2], machine.lanes)
     stream.emit(defined, machine.lanes)
-    gemm_loops.emit(defined, records, machine)
+    gemm_tiles.emit(defined, records, machine)
+    gemm_region.emit(defined, machine.lanes)
     native_planner.emit(defined, machine, table)
     entry.emit(defined, machine)
     _emit_plan_rows(defined)

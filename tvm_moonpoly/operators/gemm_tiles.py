@@ -1,0 +1,235 @@
+"""Tiles of micro-kernels side by side and one below the other, as private native functions.
+
+All pointers are to floats; leading dimensions and strides are in floats; columns of B are counted
+in panels, one vector wide. A tile computes ``C = max(A @ B + X + Z, lo)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from tvm_moonpoly.emit import (
+    FLOAT,
+    FLOATS,
+    INT,
+    Expr,
+    Functions,
+    ceil_div,
+    div,
+    let,
+    loop,
+    minimum,
+    scratch,
+    switch,
+    vector,
+    when,
+)
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels import cpu_gemm
+from tvm_moonpoly.microkernels.cpu_gemm import Record
+from tvm_moonpoly.operators.activation import Activation
+
+#: What a tile function is given, besides the number of rows.
+TILE = {
+    "a": FLOATS,
+    "lda": INT,
+    "b": FLOATS,
+    "b_vector": INT,
+    "b_row": INT,
+    "x": FLOATS,
+    "ldx": INT,
+    "z": FLOATS,
+    "c": FLOATS,
+    "ldc": INT,
+    "k": INT,
+    "lo": FLOAT,
+}
+
+
+class Form(NamedTuple):
+    """Where micro-kernels find their operands."""
+
+    suffix: str
+    packed_a: bool
+    in_place_b: bool
+
+    def holds(self, record: Record) -> bool:
+        return (record.packed_a, record.in_place_b) == (self.packed_a, self.in_place_b)
+
+
+PLAIN = Form("", packed_a=False, in_place_b=False)
+PACKED_A = Form("_packed", packed_a=True, in_place_b=False)
+IN_PLACE_B = Form("_in_place", packed_a=False, in_place_b=True)
+FORMS = (PLAIN, PACKED_A, IN_PLACE_B)
+
+
+def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
+    """Define the groups of each `Form`, ``moonpoly_edge``, and all that they call."""
+    for record in records:
+        functions.add(record.name, cpu_gemm.build(record, machine))
+        _emit_strip(functions, record)
+    for form in FORMS:
+        widths = sorted({r.nv for r in records if form.holds(r)})
+        for nv in widths:
+            _emit_rows(functions, nv, form, [r for r in records if form.holds(r) and r.nv == nv])
+        _emit_groups(functions, form, widths, machine.lanes)
+    _emit_edge(functions, records, machine.lanes)
+
+
+def _emit_strip(functions: Functions, record: Record) -> None:
+    """``count`` tiles of one micro-kernel, one below the other."""
+
+    @functions.private(f"{record.name}_strip", **TILE, count=INT)
+    def _(a: Any, lda: Expr, b: Any, x: Any, ldx: Expr, c: Any, ldc: Expr, **rest: Any) -> None:
+        k = rest["k"]
+        with loop(rest["count"]) as t:
+            row = let(t * record.mr)
+            functions[record.name](
+                a.at(row * (k if record.packed_a else lda)),
+                b.at(0),
+                x.at(row * ldx),
+                rest["z"].at(0),
+                c.at(row * ldc),
+                lda,
+                rest["b_vector"],
+                rest["b_row"],
+                ldx,
+                ldc,
+                k,
+                rest["lo"],
+            )
+
+
+def _rows_name(nv: int, form: Form) -> str:
+    return f"moonpoly_rows_{nv}{form.suffix}"
+
+
+def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Record]) -> None:
+    """All ``m`` rows of one group of panels, in balanced tiles of at most ``mr`` rows."""
+    by_height = {r.mr: r for r in records}
+
+    @functions.private(_rows_name(nv, form), **TILE, m=INT, mr=INT)
+    def _(**args: Any) -> None:
+        a, x, c, m = args["a"], args["x"], args["c"], args["m"]
+        lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
+        tiles = let(ceil_div(m, args["mr"]))
+        small = let(div(m, tiles))
+        large_tiles = let(m - small * tiles)
+        first = let(large_tiles * (small + 1))
+
+        def strips(height: Expr, row: Expr, count: Expr) -> None:
+            def strip(mr: int) -> None:
+                functions[f"{by_height[mr].name}_strip"](
+                    a.at(row * (k if form.packed_a else lda)),
+                    lda,
+                    args["b"].at(0),
+                    args["b_vector"],
+                    args["b_row"],
+                    x.at(row * ldx),
+                    ldx,
+                    args["z"].at(0),
+                    c.at(row * ldc),
+                    ldc,
+                    k,
+                    args["lo"],
+                    count,
+                )
+
+            switch(height, sorted(by_height), strip)
+
+        with when(large_tiles > 0):
+            strips(small + 1, tirx.const(0, INT), large_tiles)
+        strips(small, first, tiles - large_tiles)
+
+
+def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], lanes: int) -> None:
+    """``count`` groups of ``nv`` panels side by side, all rows of each."""
+
+    @functions.private(
+        f"moonpoly_groups{form.suffix}",
+        **TILE,
+        x_step=INT,
+        z_step=INT,
+        m=INT,
+        mr=INT,
+        nv=INT,
+        count=INT,
+        activation=INT,
+    )
+    def _(**args: Any) -> None:
+        def groups(nv: int) -> None:
+            with loop(args["count"]) as g:
+                column = let(g * (nv * lanes))
+                functions[_rows_name(nv, form)](
+                    args["a"].at(0),
+                    args["lda"],
+                    args["b"].at(g * nv * args["b_vector"]),
+                    args["b_vector"],
+                    args["b_row"],
+                    args["x"].at(column * args["x_step"]),
+                    args["ldx"],
+                    args["z"].at(column * args["z_step"]),
+                    args["c"].at(column),
+                    args["ldc"],
+                    args["k"],
+                    args["lo"],
+                    args["m"],
+                    args["mr"],
+                )
+                with when(args["activation"] > int(Activation.RELU)):
+                    functions["moonpoly_activate"](
+                        args["c"].at(column),
+                        args["ldc"],
+                        args["m"],
+                        nv * lanes,
+                        args["activation"],
+                    )
+
+        with when(args["count"] > 0):
+            switch(args["nv"], widths, groups)
+
+
+def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> None:
+    """The last panel when only ``columns`` of its lanes exist, through a tile on the stack.
+
+    B is packed here (its padding may be read), z is padded, x is not.
+    """
+    tallest = max(r.mr for r in records if r.nv == 1 and PLAIN.holds(r))
+    height = min(tallest, 240 // lanes)
+
+    @functions.private("moonpoly_edge", **TILE, m=INT, columns=INT, activation=INT)
+    def _(**args: Any) -> None:
+        x, c, columns, m = args["x"], args["c"], args["columns"], args["m"]
+        x_tile = scratch(height * lanes)
+        c_tile = scratch(height * lanes)
+        for i in range(height):
+            x_tile[vector(i * lanes, lanes)] = T.Broadcast(tirx.const(0.0, FLOAT), lanes)
+        with loop(ceil_div(m, height)) as t:
+            row = let(t * height)
+            rows = let(minimum(m - row, height))
+            with loop(rows) as i, loop(columns) as j:
+                x_tile[i * lanes + j] = x[(row + i) * args["ldx"] + j]
+            functions[_rows_name(1, PLAIN)](
+                args["a"].at(row * args["lda"]),
+                args["lda"],
+                args["b"].at(0),
+                args["b_vector"],
+                args["b_row"],
+                x_tile.at(0),
+                lanes,
+                args["z"].at(0),
+                c_tile.at(0),
+                lanes,
+                args["k"],
+                args["lo"],
+                rows,
+                height,
+            )
+            with when(args["activation"] > int(Activation.RELU)):
+                functions["moonpoly_activate"](c_tile.at(0), lanes, rows, lanes, args["activation"])
+            with loop(rows) as i, loop(columns) as j:
+                c[(row + i) * args["ldc"] + j] = c_tile[i * lanes + j]
