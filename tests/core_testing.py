@@ -20,7 +20,7 @@ from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators import Activation, OperatorLibrary
 from tvm_moonpoly.operators import activation as activations
-from tvm_moonpoly.planner.plan import FIELDS, BMode, Plan
+from tvm_moonpoly.planner.plan import FIELDS, READINGS, BMode, Plan
 
 #: The repository, for processes that must import this tree's code.
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,10 +147,7 @@ def valid(plan: Plan, product: Any, machine: Machine, table: CostTable) -> None:
     if plan.tail_nv:
         assert plan.tail_mr in table.heights(plan.tail_nv, False)
     assert not plan.pack_a or plan.mc > 0
-    assert plan.b_mode == product.b_mode or (product.b_mode, plan.b_mode) == (
-        BMode.DIRECT,
-        BMode.PACKED,
-    )
+    assert plan.b_mode in READINGS[product.b_mode]
     assert plan.splits_m >= 1 and plan.splits_n >= 1
     assert plan.workers >= 1
     for name, (bits, unit) in FIELDS.items():

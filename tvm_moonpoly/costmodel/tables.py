@@ -111,7 +111,7 @@ class CostTable:
         tasks, traffic = {}, None
         for entry in entries:
             if entry.get("kind") == "kernel":
-                record = Record.from_json(entry["record"])
+                record = Record.from_json(entry.get("record"))
                 tasks[record] = TaskCost(_count(entry, "start"), _count(entry, "step"))
             elif entry.get("kind") == "traffic":
                 traffic = Traffic(**{f.name: _count(entry, f.name) for f in fields(Traffic)})

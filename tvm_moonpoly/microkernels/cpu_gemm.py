@@ -82,8 +82,10 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
+    def from_json(cls, data: Any) -> Record:
         """Inverse of `to_json`; raises ValueError on anything that is no record of this family."""
+        if not isinstance(data, Mapping):
+            raise ValueError(f"record: must be an object, not {data!r}")
         if data.get("family") != FAMILY:
             raise ValueError(f"record: family {data.get('family')!r} is not {FAMILY!r}")
         try:
@@ -98,14 +100,24 @@ class Record:
             raise ValueError(f"record: {error!r} in {dict(data)!r}") from error
 
 
+#: tvm keeps smaller allocations on the stack, where LLVM turns them into registers.
+_STACK_BYTES = 1024
+
+
 def fits(record: Record, machine: Machine) -> bool:
-    """The family's constraint: accumulators, one row of B and one element of A fit in registers.
+    """The family's constraint: accumulators, one row of B and elements of A fit in registers.
 
     A member whose B vectors can be memory operands of the FMA (one row of A) needs no registers
-    for them.
+    for them. With 32 registers LLVM loads A ahead, four rows to a register. The accumulators must
+    also be allocated on the stack.
     """
+    accumulators = record.mr * record.nv
     b_vectors = record.nv if record.mr > 1 else 0
-    return record.mr * record.nv + b_vectors + 1 <= machine.vector_registers
+    a_elements = 1 if machine.vector_registers <= 16 else -(-record.mr // 4)
+    return (
+        accumulators + b_vectors + a_elements <= machine.vector_registers
+        and accumulators * machine.lanes * 4 < _STACK_BYTES
+    )
 
 
 def family(machine: Machine) -> list[Record]:
@@ -125,7 +137,8 @@ def reference(a: np.ndarray, b: np.ndarray, x: np.ndarray, z: np.ndarray, lo: fl
 
     ``a`` (mr, k), ``b`` (nv, k, lanes), ``x`` (mr, nv * lanes) or one row, ``z`` (nv * lanes,).
     """
-    columns = b.astype(np.float64).transpose(1, 0, 2).reshape(b.shape[1], -1)
+    nv, k, lanes = b.shape
+    columns = b.astype(np.float64).transpose(1, 0, 2).reshape(k, nv * lanes)
     total = a.astype(np.float64) @ columns + x + z
     return np.where(total < lo, lo, total)
 
@@ -196,8 +209,8 @@ def build(record: Record, machine: Machine) -> tirx.PrimFunc:
     """
     if not fits(record, machine):
         raise ValueError(
-            f"record: tile {record.mr}x{record.nv} needs more than "
-            f"{machine.vector_registers} vector registers"
+            f"record: tile {record.mr}x{record.nv} needs more than {machine.vector_registers} "
+            f"vector registers of {machine.lanes} lanes"
         )
     sch = s_tir.Schedule(semantics(record, machine.lanes))
     schedule(sch, record.decisions)

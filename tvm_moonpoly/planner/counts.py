@@ -17,7 +17,12 @@ Entry = tuple[object, ...]
 
 
 def counts(product: Product, plan: Plan, machine: Machine) -> Counter[Entry]:
-    """How often each entry of the cost table enters the cost of ``plan``, for one batch entry."""
+    """How often each entry of the cost table enters the cost of ``plan``, for one batch entry.
+
+    Raises ValueError when the last panel is partial: the planner charges it by an estimate.
+    """
+    if product.n % machine.lanes and plan.b_mode != BMode.STREAM:
+        raise ValueError(f"product: n = {product.n} must be whole panels of {machine.lanes} lanes")
     m, n, k, lanes = product.m, product.n, product.k, machine.lanes
     if plan.b_mode == BMode.STREAM:
         if product.b_mode == BMode.DIRECT:

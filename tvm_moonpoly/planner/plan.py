@@ -19,6 +19,13 @@ class BMode(IntEnum):
     STREAM = 3
 
 
+#: How B may be read, by how it is stored: packed already, or by contiguous rows, or columns.
+READINGS = {
+    BMode.PREPACKED: (BMode.PREPACKED,),
+    BMode.DIRECT: (BMode.DIRECT, BMode.PACKED, BMode.STREAM),
+    BMode.PACKED: (BMode.PACKED, BMode.STREAM),
+}
+
 #: Each field of the encoded plan, lowest bits first: (bits, unit of the stored number).
 FIELDS = {
     "nv": (3, 1),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tvm_moonpoly.costmodel.tables import BLOCKINGS, BlockSizes, CostTable
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.planner.plan import BMode, Plan
+from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
 
 #: Larger than any cost.
 INFINITE = 1 << 62
@@ -62,16 +62,14 @@ def best(product: Product, machine: Machine, table: CostTable) -> Choice:
 def candidates(product: Product, machine: Machine, table: CostTable) -> list[Choice]:
     """All plans that are weighed: for each place of B, blocking and width of the main region,
     the best heights, and the tail region narrow or joined with the last group."""
-    modes = [product.b_mode]
-    if product.b_mode == BMode.DIRECT:
-        modes.append(BMode.PACKED)
     choices = []
-    for mode in modes:
+    for mode in READINGS[product.b_mode]:
+        if mode == BMode.STREAM:
+            choices.append(_streamed(product, machine, table))
+            continue
         for blocks in BLOCKINGS:
             if applies(blocks, product) and not (blocks.pack_a and mode == BMode.DIRECT):
                 choices += _with_blocks(product, mode, blocks, machine, table)
-    if product.b_mode != BMode.PREPACKED:
-        choices.append(_streamed(product, machine, table))
     return choices
 
 
