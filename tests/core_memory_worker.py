@@ -57,8 +57,9 @@ def main() -> None:
     import tvm_moonpoly
     from tvm_moonpoly import operators
     from tvm_moonpoly.operators import Activation, encode_perm
+    from tvm_moonpoly.operators.entry import MATMUL_PLANNED
     from tvm_moonpoly.planner import spec
-    from tvm_moonpoly.planner.plan import Plan
+    from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
 
     library = operators.library(tvm_moonpoly.detect_target())
     rng = np.random.default_rng(31)
@@ -104,8 +105,8 @@ def main() -> None:
 
     a_memory, b_memory, out_memory = (memory[name] for name in ("x", "packed", "out"))
 
-    def run_matmul(batch, m, n, k, side, by_columns):
-        where = f"matmul {batch=} {m=} {n=} {k=} {side=} {by_columns=}"
+    def run_matmul(batch, m, n, k, side, by_columns, plan=None):
+        where = f"matmul {batch=} {m=} {n=} {k=} {side=} {by_columns=} {plan=}"
         print(where, flush=True)
         a, b = values(rng, batch, m, k), values(rng, batch, k, n)
         compact = np.ascontiguousarray(b.transpose(0, 2, 1)) if by_columns else b
@@ -113,8 +114,14 @@ def main() -> None:
         out = out_memory.place(np.full((batch, m, n), CANARY), side)
         axes = [0, 2, 1] if by_columns else [0, 1, 2]
         identity = encode_perm([0, 1, 2])
-        library.module[operators.MATMUL](
-            tensor(placed_a), tensor(placed_b), identity, encode_perm(axes), identity, tensor(out)
+        library.module[operators.MATMUL if plan is None else MATMUL_PLANNED](
+            tensor(placed_a),
+            tensor(placed_b),
+            identity,
+            encode_perm(axes),
+            identity,
+            *([] if plan is None else [plan.encode()]),
+            tensor(out),
         )
         bound = (k + 2) * 1.2e-7 * (np.abs(a).astype(np.float64) @ np.abs(b))
         assert (np.abs(out - a.astype(np.float64) @ b) <= bound).all(), where
@@ -123,6 +130,14 @@ def main() -> None:
     for side, by_columns in itertools.product(("begin", "end"), (False, True)):
         for i, (m, n, k) in enumerate(SMALL):
             run_matmul(1 + i % 3, m, n, k, side, by_columns)
+            # the cheapest plan for each way of reading B
+            given = BMode.PACKED if by_columns else BMode.DIRECT
+            for mode in READINGS[given]:
+                product = spec.Product(m, n, k, 1, given)
+                choices = spec.candidates(product, library.machine, library.table)
+                of_mode = [choice for choice in choices if choice.plan.b_mode == mode]
+                cheapest = min(of_mode, key=lambda choice: choice.picoseconds)
+                run_matmul(1, m, n, k, side, by_columns, cheapest.plan)
         for m, n, k in [*LARGE, (5, 300, 1100), (100, 130, 600)]:
             run_matmul(1, m, n, k, side, by_columns)
     print("all cases ran", flush=True)

@@ -146,7 +146,9 @@ def valid(plan: Plan, product: Any, machine: Machine, table: CostTable) -> None:
     assert (panels - plan.tail_nv) % plan.nv == 0
     if plan.tail_nv:
         assert plan.tail_mr in table.heights(plan.tail_nv, False)
-    assert not plan.pack_a or plan.mc > 0
+    if plan.pack_a:
+        assert plan.mc > 0
+        assert plan.b_mode in (BMode.PREPACKED, BMode.PACKED)
     assert plan.b_mode in READINGS[product.b_mode]
     assert plan.splits_m >= 1 and plan.splits_n >= 1
     assert plan.workers >= 1
@@ -156,14 +158,13 @@ def valid(plan: Plan, product: Any, machine: Machine, table: CostTable) -> None:
     assert Plan.decode(plan.encode()) == plan
 
 
-def plans(
-    panels: int, table: CostTable, modes: tuple[BMode, ...] = (BMode.PREPACKED,)
-) -> st.SearchStrategy[Plan]:
+def plans(panels: int, table: CostTable, given: BMode = BMode.PREPACKED) -> st.SearchStrategy[Plan]:
     """Every kind of plan that is valid for ``panels`` whole panels, sensible or not."""
 
     @st.composite
     def draw_plan(draw: Callable[..., Any]) -> Plan:
-        pack_a = draw(st.booleans())
+        mode = draw(st.sampled_from(READINGS[given]))
+        pack_a = mode in (BMode.PREPACKED, BMode.PACKED) and draw(st.booleans())
         nv = draw(st.sampled_from(table.widths(pack_a)))
         tails = [t for t in (0, *table.widths(False)) if t <= panels and (panels - t) % nv == 0]
         if not tails:  # fewer panels than the main group, and no such tail: one panel at a time
@@ -178,7 +179,7 @@ def plans(
             tail_nv=tail,
             tail_mr=draw(st.sampled_from(table.heights(tail, False))) if tail else 0,
             pack_a=pack_a,
-            b_mode=draw(st.sampled_from(modes)),
+            b_mode=mode,
             kc=kc,
             mc=mc or (96 if pack_a else 0),
             nc=draw(st.sampled_from((0, 0, 1, 2, 3))),

@@ -27,7 +27,7 @@ def padded(bias, n):
 
 
 def table(n, k):
-    return relax.const(operators.plan_table(n, k, TARGET))
+    return relax.const(operators.plan_table(n, k, TARGET), "int64")
 
 
 def perm(*axes):

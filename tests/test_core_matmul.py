@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core_testing import CANARY, EPS, SIZES, check_close, tensor, valid, values
+from core_testing import CANARY, EPS, SIZES, check_close, plans, tensor, valid, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
 from tvm_moonpoly.operators import encode_perm
+from tvm_moonpoly.operators.entry import MATMUL_PLANNED
 from tvm_moonpoly.operators.library import OperatorLibrary, functions
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode, Plan
@@ -266,7 +267,36 @@ def test_the_larger_shapes_meet_every_kind_of_plan(eager):
     assert any(p.nc and p.tail_nv for p in met)
     assert any(p.splits_m > 1 for p in met) and any(p.splits_n > 1 for p in met)
     assert any(p.workers > 1 and p.splits_m == p.splits_n == 1 for p in met)
-    assert any(p.b_mode == BMode.PACKED for p in met)
+    assert {p.b_mode for p in met} >= {BMode.PACKED, BMode.STREAM}
+
+
+@settings(max_examples=400)
+@given(data=st.data())
+def test_any_valid_plan_gives_the_right_answer(library, data):
+    """The planner decides how fast, never what: B in place, packed or streamed, by rows or by
+    columns, blocks and tiles and workers of any number."""
+    m = data.draw(st.integers(1, 20) | st.integers(1, 130), label="m")
+    n = data.draw(st.integers(1, 130), label="n")
+    k = data.draw(st.integers(0, 70) | st.integers(0, 300), label="k")
+    batch = data.draw(st.integers(1, 3), label="batch")
+    mode = data.draw(st.sampled_from([BMode.DIRECT, BMode.PACKED]), label="mode")
+    plan = data.draw(plans(n // library.machine.lanes, library.table, mode), label="plan")
+    valid(plan, spec.Product(m, n, k, batch, mode), library.machine, library.table)
+    rng = np.random.default_rng(n * 1000 + k)
+    a, b = values(rng, batch, m, k), values(rng, batch, k, n)
+    axes = [0, 2, 1] if mode == BMode.PACKED else [0, 1, 2]
+    identity = encode_perm([0, 1, 2])
+    out = np.full((batch, m, n), CANARY)
+    library.module[MATMUL_PLANNED](
+        tensor(a),
+        tensor(stored(b, axes, gaps=[0, 1, 2])),
+        identity,
+        encode_perm(axes),
+        identity,
+        plan.encode(),
+        tensor(out),
+    )
+    check(out, a, b)
 
 
 @pytest.mark.parametrize("side", ["a", "b"])

@@ -48,15 +48,25 @@ def compiled(records, machine, target):
     return native.build(defined.module(), target)
 
 
+def members(machine):
+    """The family, and what of it reads A by rows on B in place too."""
+    records = cpu_gemm.family(machine)
+    return [*records, *(replace(r, in_place_b=True) for r in records if not r.packed_a)]
+
+
 @functools.cache
 def family(isa):
-    return tuple(cpu_gemm.family(machine_of(isa)))
+    return members(machine_of(isa))
+
+
+@functools.cache
+def module_of(isa):
+    return compiled(family(isa), machine_of(isa), TARGETS[isa])
 
 
 @functools.cache
 def assembly(isa):
-    module = compiled(family(isa), machine_of(isa), TARGETS[isa])
-    return str(module.inspect_source("asm"))
+    return str(module_of(isa).inspect_source("asm"))
 
 
 # What they compute
@@ -67,8 +77,7 @@ def host(tmp_path_factory):
     """The machine of this CPU, and its kernels by name, callable through ctypes."""
     target = tvm_moonpoly.detect_target()
     machine = Machine.from_target(target)
-    records = cpu_gemm.family(machine)
-    records += [replace(r, in_place_b=True) for r in records if not r.packed_a]
+    records = members(machine)
     path = tmp_path_factory.mktemp("kernels") / "kernels.so"
     compiled(records, machine, target).export_library(str(path))
     library = ctypes.CDLL(str(path))
@@ -222,7 +231,7 @@ def test_decisions_are_validated(decisions):
 
 @pytest.mark.parametrize("isa", TARGETS)
 def test_records_as_json(isa):
-    for record in cpu_gemm.family(machine_of(isa)):
+    for record in family(isa):
         for choice in DECISIONS["order"]:
             chosen = replace(record, decisions={"order": choice})
             assert Record.from_json(chosen.to_json()) == chosen
@@ -232,7 +241,7 @@ def test_records_as_json(isa):
 
 @pytest.mark.parametrize(
     "change",
-    [{"family": "cuda_gemm"}, {"mr": None}, {"mr": 0}, {"nv": "two"}, {"decisions": 3}],
+    [{"family": "cuda"}, {"mr": None}, {"mr": 0}, {"nv": "two"}, {"decisions": 3}],
     ids=str,
 )
 def test_foreign_records_are_refused(change):
@@ -278,19 +287,19 @@ MAIN_NEON = [*MAIN_WIDE, (12, 2), (8, 3), (4, 6), (5, 5), (6, 4)]
 
 
 @pytest.mark.parametrize(
-    "isa,mr,nv,packed",
+    "isa,mr,nv,packed,in_place",
     [
-        (isa, mr, nv, packed)
+        (isa, mr, nv, packed, in_place)
         for isa, tiles in (("avx2", MAIN), ("avx512", MAIN_WIDE), ("neon", MAIN_NEON))
         for mr, nv in tiles
-        for packed in (False, True)
+        for packed, in_place in ((False, False), (True, False), (False, True))
         if not packed or nv in (2, 3)
     ],
 )
-def test_accumulators_stay_in_registers(isa, mr, nv, packed):
+def test_accumulators_stay_in_registers(isa, mr, nv, packed, in_place):
     """In the innermost loop: ``mr * nv`` fused multiply-adds a step (LLVM may take several steps
     at once), each accumulator in one register throughout, nothing stored, nothing on the stack."""
-    record = Record(mr, nv, packed)
+    record = Record(mr, nv, packed, in_place)
     assert record in family(isa)
     whole, loops = function(assembly(isa), record.name, isa)
     assert len(loops) == 1
@@ -378,11 +387,12 @@ f:
 )
 def test_neon_kernels_compute(tmp_path):
     records = family("neon")
-    compiled(records, machine_of("neon"), TARGETS["neon"]).write_to_file(
-        str(tmp_path / "kernels.o"), "o"
-    )
+    module_of("neon").write_to_file(str(tmp_path / "kernels.o"), "o")
     (tmp_path / "kernels.h").write_text(
-        "".join(f"KERNEL({r.name}, {r.mr}, {r.nv}, {int(r.packed_a)})\n" for r in records)
+        "".join(
+            f"KERNEL({r.name}, {r.mr}, {r.nv}, {int(r.packed_a)}, {int(r.in_place_b)})\n"
+            for r in records
+        )
     )
     driver = Path(__file__).with_name("core_neon_driver.c")
     command = ["aarch64-linux-gnu-gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-static"]

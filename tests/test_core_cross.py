@@ -1,0 +1,83 @@
+"""Libraries for other machines than this one: compiled, and planned for, but not run."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tvm.target import Target
+
+from tvm_moonpoly import logs, native
+from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.cpu_gemm import Record
+from tvm_moonpoly.operators import OperatorLibrary
+from tvm_moonpoly.planner import spec
+from tvm_moonpoly.planner.plan import Plan
+
+library_module = importlib.import_module("tvm_moonpoly.operators.library")
+
+TARGETS = {
+    "avx512": {"mcpu": "skylake-avx512"},
+    "neon": {"mtriple": "aarch64-linux-gnu", "mcpu": "generic", "mattr": ["+neon"]},
+}
+
+
+def few_kernels() -> CostTable:
+    """Of every form one or two tiles, so that a library compiles fast."""
+    avx2 = Machine.from_target(Target({"kind": "llvm", "mcpu": "x86-64-v3"}))
+    usual = CostTable.from_entries([dict(entry) for entry in logs.find(avx2).entries])
+    tiles = [Record(1, 1), Record(2, 1), Record(1, 2), Record(1, 2, packed_a=True)]
+    return CostTable({record: TaskCost(1000, 1000) for record in tiles}, usual.traffic)
+
+
+@pytest.mark.parametrize(
+    "isa,mnemonic",
+    [
+        pytest.param(
+            "avx512",
+            "vfmadd",
+            marks=pytest.mark.xfail(
+                reason="dot products keep the sums of 16 columns of 16 lanes on the stack: 1 KiB, "
+                "one byte more than scratch() allows",
+                raises=ValueError,
+                strict=True,
+            ),
+        ),
+        ("neon", "fmla"),
+    ],
+)
+def test_a_whole_library_for_another_machine(isa, mnemonic, tmp_path):
+    target = Target({"kind": "llvm", "num-cores": 4, **TARGETS[isa]})
+    machine = Machine.from_target(target)
+    assert machine.isa == isa
+    module = native.build(library_module.functions(machine, few_kernels()).module(), target)
+    path = tmp_path / "library.o"
+    module.write_to_file(str(path), "o")
+    # e_machine of ELF: x86-64 or AArch64
+    assert int.from_bytes(path.read_bytes()[18:20], "little") == {"avx512": 62, "neon": 183}[isa]
+    assert mnemonic in str(module.inspect_source("asm"))
+
+
+def test_plans_for_a_machine_that_is_not_this_one():
+    """They are the specification's, since its native planner cannot run here."""
+    target = Target({"kind": "llvm", "num-cores": 2, **TARGETS["neon"]})
+    machine = Machine.from_target(target)
+    if library_module.runs_here(machine):
+        pytest.skip("this machine runs NEON")
+    library = OperatorLibrary(machine, few_kernels(), module=None)
+    table = library.plan_table(100, 30)
+    assert table.dtype == np.int64 and len(table) == library_module.TABLE_ROWS + 1
+    for m in (1, 2, 77, 1024):
+        expected = spec.plan(spec.Product(m, 100, 30), machine, few_kernels())
+        assert Plan.decode(int(table[m])) == expected
+
+
+def test_what_runs_here(target):
+    here = Machine.from_target(target)
+    assert library_module.runs_here(here)
+    assert not library_module.runs_here(replace(here, triple="riscv64-linux-gnu"))
+    assert not library_module.runs_here(replace(here, features=here.features | {"from-tomorrow"}))
+    assert library_module.runs_here(replace(here, features=here.features - {"fma"}))
