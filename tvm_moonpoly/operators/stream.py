@@ -92,16 +92,16 @@ def _emit_dot(functions: Functions, lanes: int) -> None:
 
         def partial_sums(row: Expr, columns: list[Expr]) -> list[Expr]:
             """A vector of partial sums for each of the columns of B that start at ``columns``."""
-            sums = scratch(len(columns) * lanes)
-            for j in range(len(columns)):
-                sums[vector(j * lanes, lanes)] = zero
+            whole = vector(0, lanes)
+            sums = [scratch(lanes) for _ in columns]
+            for total in sums:
+                total[whole] = zero
             with loop(steps) as step:
                 along = step * lanes
                 left = let(a[vector(row + along, lanes)])
-                for j, column in enumerate(columns):
-                    at = vector(j * lanes, lanes)
-                    sums[at] = sums[at] + left * b[vector(column + along, lanes)]
-            return [let(sums[vector(j * lanes, lanes)]) for j in range(len(columns))]
+                for total, column in zip(sums, columns, strict=True):
+                    total[whole] = total[whole] + left * b[vector(column + along, lanes)]
+            return [let(total[whole]) for total in sums]
 
         def add_rest(total: Any, index: int, row: Expr, column: Expr) -> None:
             with loop(k - steps * lanes) as rest:
