@@ -11,7 +11,6 @@ from tvm.ir import GenericConst
 from tvm.target import Target
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.machine import Machine
 
 
 class Packing:
@@ -19,7 +18,7 @@ class Packing:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._lanes = Machine.from_target(target).lanes
+        self._lanes = operators.lanes(target)
         self._made: dict[tuple[object, ...], GenericConst] = {}
 
     def weight(self, weight: np.ndarray) -> GenericConst:

@@ -136,15 +136,28 @@ def test_unsupported_targets_and_why(config, reason):
 
 
 def test_a_target_without_costs_is_unsupported():
-    """There are micro-kernels of AVX-512, but as long as no log says what they cost ..."""
-    target = Target({"kind": "llvm", "mcpu": "skylake-avx512"})
+    """There are micro-kernels of NEON, but as long as no log says what they cost ..."""
+    target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic"})
     assert machine.unsupported_reason(target) is None
     try:
         logs.find(Machine.from_target(target))
     except LookupError:
-        assert "no tuning log for avx512" in operators.supported(target)
+        assert "no tuning log for neon" in operators.supported(target)
+        with pytest.raises(ValueError, match="^target: no tuning log for neon"):
+            operators.library(target)
     else:
         assert operators.supported(target) is None
+
+
+def test_the_best_vector_unit_with_costs_is_used():
+    """A CPU with AVX-512 is used through AVX2 as long as only that has a log."""
+    target = Target({"kind": "llvm", "mcpu": "skylake-avx512"})
+    assert Machine.from_target(target).isa == "avx512"
+    assert Machine.from_target(target, "avx2").lanes == 8
+    used, log, _ = operators.described(target)
+    assert used.isa == log.machine["isa"]
+    assert operators.lanes(target) == used.lanes
+    assert operators.supported(target) is None
 
 
 def _cache(root, index, **files):

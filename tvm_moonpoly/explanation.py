@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from tvm.target import Target
 
-from tvm_moonpoly.costmodel.tables import CostTable
-from tvm_moonpoly.logs import find
-from tvm_moonpoly.machine import Machine, detect_target
+from tvm_moonpoly.machine import detect_target
+from tvm_moonpoly.operators import described
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode, Plan
 
@@ -43,11 +42,9 @@ def explain(
             raise ValueError(f"{name}: must be at least 1, not {size}")
     if constant_weights and batch > 1:
         raise ValueError("batch: constant weights are for one product, so batch must be 1")
-    machine = Machine.from_target(target or detect_target())
+    machine, log, table = described(target or detect_target())
     if threads is not None:
         machine = replace(machine, cores=threads)
-    log = find(machine)
-    table = CostTable.from_entries([dict(entry) for entry in log.entries])
     mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
     product = spec.Product(m, n, k, batch, mode)
     ranked = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)

@@ -40,8 +40,8 @@ class Machine:
     l3_bytes: int
 
     @classmethod
-    def from_target(cls, target: Target) -> Machine:
-        """Describe the CPU of ``target``.
+    def from_target(cls, target: Target, isa: str | None = None) -> Machine:
+        """Describe the CPU of ``target``, used through ``isa`` or else its best vector unit.
 
         Raises ValueError when the target is not an LLVM one or has none of the vector units that
         micro-kernels exist for.
@@ -50,8 +50,7 @@ class Machine:
         if reason is not None:
             raise ValueError(f"target: {reason}")
         features = cpu_features(target)
-        isa = vector_unit(features)
-        assert isa is not None
+        isa = isa or vector_units(features)[0]
         _, lanes, registers = VECTOR_UNITS[isa]
         caches = cache_sizes()
         return cls(
@@ -95,18 +94,15 @@ def unsupported_reason(target: Target) -> str | None:
     """Why there are no micro-kernels for ``target``, in a few words; None when there are."""
     if str(target.kind.name) != "llvm":
         return f"no micro-kernels for target kind {target.kind.name!r}"
-    if vector_unit(cpu_features(target)) is None:
+    if not vector_units(cpu_features(target)):
         mcpu = _attribute(target, "mcpu", "generic")
         return f"CPU {mcpu!r} has none of the vector units with micro-kernels ({_UNIT_NAMES})"
     return None
 
 
-def vector_unit(features: frozenset[str]) -> str | None:
-    """The best instruction set of ``VECTOR_UNITS`` among ``features``."""
-    for isa, (needed, _, _) in VECTOR_UNITS.items():
-        if needed <= features:
-            return isa
-    return None
+def vector_units(features: frozenset[str]) -> list[str]:
+    """The instruction sets of ``VECTOR_UNITS`` that ``features`` hold, best first."""
+    return [isa for isa, (needed, _, _) in VECTOR_UNITS.items() if needed <= features]
 
 
 def cpu_features(target: Target) -> frozenset[str]:

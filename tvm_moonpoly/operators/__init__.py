@@ -9,7 +9,7 @@ from tvm.target import Target
 
 from tvm_moonpoly.operators.activation import Activation
 from tvm_moonpoly.operators.entry import LINEAR, LINEAR_RESIDUAL, MATMUL
-from tvm_moonpoly.operators.library import OperatorLibrary, library, supported
+from tvm_moonpoly.operators.library import OperatorLibrary, described, lanes, library, supported
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "MATMUL",
     "Activation",
     "OperatorLibrary",
+    "described",
     "encode_perm",
+    "lanes",
     "library",
     "pack_weight",
     "pad_bias",

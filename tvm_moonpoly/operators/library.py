@@ -22,7 +22,7 @@ import tvm_moonpoly
 from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.emit import INT, Expr, Functions, Pointer, loop
-from tvm_moonpoly.machine import Machine, cpu_features, detect_target, unsupported_reason
+from tvm_moonpoly.machine import Machine, cpu_features, detect_target, vector_units
 from tvm_moonpoly.operators import (
     activation,
     cache,
@@ -67,21 +67,36 @@ class OperatorLibrary:
 
 def supported(target: Target) -> str | None:
     """None when there are micro-kernels and costs for ``target``, else why not."""
-    reason = unsupported_reason(target)
-    if reason is None:
-        try:
-            _costs(Machine.from_target(target))
-        except (LookupError, ValueError) as error:
-            reason = str(error)
-    return reason
+    try:
+        described(target)
+    except (LookupError, ValueError) as error:
+        return str(error).removeprefix("target: ")
+    return None
 
 
-def _costs(machine: Machine) -> CostTable:
-    """The cost table of the log for ``machine``.
+def described(target: Target) -> tuple[Machine, logs.TuningLog, CostTable]:
+    """How ``target`` is used: by its best vector unit that there is a tuning log for.
 
-    Raises LookupError when there is no log, ValueError when it is not complete.
+    Raises LookupError when there is no log, ValueError when there are no micro-kernels for it or
+    the log is not complete.
     """
-    return CostTable.from_entries([dict(entry) for entry in logs.find(machine).entries])
+    machine = Machine.from_target(target)
+    missing = []
+    for isa in vector_units(machine.features):
+        machine = Machine.from_target(target, isa)
+        try:
+            log = logs.find(machine)
+        except LookupError as error:
+            missing.append(str(error))
+            continue
+        return machine, log, CostTable.from_entries([dict(entry) for entry in log.entries])
+    raise LookupError("; ".join(missing))
+
+
+def lanes(target: Target) -> int:
+    """fp32 lanes of the vectors that panels of packed weights are wide, for ``target``."""
+    machine, _, _ = described(target)
+    return machine.lanes
 
 
 def library(target: Target) -> OperatorLibrary:
@@ -98,8 +113,7 @@ def library(target: Target) -> OperatorLibrary:
 @functools.lru_cache(maxsize=8)
 def _library(target_text: str) -> OperatorLibrary:
     target = Target(json.loads(target_text))
-    machine = Machine.from_target(target)
-    table = _costs(machine)
+    machine, _, table = described(target)
     key = cache_key(target, machine, table)
     path = cache.load(key)
     if path is None:
@@ -131,6 +145,7 @@ def cache_key(target: Target, machine: Machine, table: CostTable) -> str:
     """A name for all that the compiled library depends on."""
     parts = {
         "target": str(target),
+        "isa": machine.isa,
         "features": sorted(machine.features),
         "caches": [machine.l1_bytes, machine.l2_bytes, machine.l3_bytes],
         "cores": machine.cores,
