@@ -57,7 +57,7 @@ def main() -> None:
     import tvm_moonpoly
     from tvm_moonpoly import operators
     from tvm_moonpoly.operators import Activation, encode_perm
-    from tvm_moonpoly.operators.entry import MATMUL_PLANNED
+    from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
     from tvm_moonpoly.planner import spec
     from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
 

@@ -9,7 +9,7 @@ from core_testing import CANARY, Weight, tensor, values
 
 from tvm_moonpoly import operators
 from tvm_moonpoly.operators import Activation, encode_perm
-from tvm_moonpoly.operators.entry import PACK
+from tvm_moonpoly.operators.linear import PACK
 
 M, N, K = 5, 21, 13
 

@@ -28,10 +28,15 @@ _UNBOUNDED = 1 << 40
 
 
 class Pointer:
-    """A flat typed view of memory at a pointer."""
+    """A flat typed view of memory: at a pointer, or a buffer that was just allocated."""
 
-    def __init__(self, data: Expr, dtype: str) -> None:
-        self.buffer = T.decl_buffer((_UNBOUNDED,), dtype, data=data, align=4, layout=None)
+    def __init__(self, buffer: Expr) -> None:
+        self.buffer = buffer
+
+    @classmethod
+    def to(cls, data: Expr, dtype: str) -> Pointer:
+        """A view of what ``data`` points to."""
+        return cls(T.decl_buffer((_UNBOUNDED,), dtype, data=data, align=4, layout=None))
 
     def __getitem__(self, index: Expr) -> Expr:
         return self.buffer[index]
@@ -75,7 +80,7 @@ class Functions:
                     arguments = _declare(parameters)
                     body(
                         **{
-                            key: Pointer(value, kind[:-1]) if kind.endswith("*") else value
+                            key: Pointer.to(value, kind[:-1]) if kind.endswith("*") else value
                             for (key, kind), value in zip(
                                 parameters.items(), arguments, strict=True
                             )
@@ -215,6 +220,12 @@ def scratch(elements: int, dtype: str = FLOAT) -> Pointer:
     size = elements * (8 if dtype == INT else 4)
     if size >= 1024:
         raise ValueError(f"elements: scratch of {size} bytes does not stay on the stack")
-    pointer = Pointer.__new__(Pointer)
-    pointer.buffer = T.alloc_buffer((elements,), dtype, scope="global", layout=None)
-    return pointer
+    return Pointer(T.alloc_buffer((elements,), dtype, scope="global", layout=None))
+
+
+def workspace(elements: Expr) -> Pointer:
+    """Floats from tvm's pool of workspaces, until the end of the enclosing scope.
+
+    Only in a packed function, under the attributes that tell the device.
+    """
+    return Pointer(T.alloc_buffer((elements,), FLOAT, scope="global", layout=None))

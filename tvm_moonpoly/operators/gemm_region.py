@@ -25,14 +25,12 @@ from tvm_moonpoly.emit import (
     loop,
     maximum,
     minimum,
-    scratch,
     select,
     switch,
-    vector,
     when,
 )
 from tvm_moonpoly.operators.activation import Activation
-from tvm_moonpoly.operators.gemm_tiles import IN_PLACE_B, PACKED_A, PLAIN, TILE, Form
+from tvm_moonpoly.operators.gemm_tiles import IN_PLACE_B, PACKED_A, PLAIN, TILE, Form, zeros_row
 from tvm_moonpoly.planner.plan import BMode
 
 MINUS_INFINITY = tirx.const(float("-inf"), FLOAT)
@@ -247,9 +245,6 @@ REGION = {
     "wb": FLOATS,
 }
 
-#: A row of zeros as wide as the widest group of panels.
-_ZEROS = 128
-
 
 def _emit_region(functions: Functions, lanes: int) -> None:
     """Blocks of panels, of the reduction, of rows: ``C = act(A @ B + X + Z)``.
@@ -262,9 +257,7 @@ def _emit_region(functions: Functions, lanes: int) -> None:
         a, b, c, x, z = (args[name] for name in "abcxz")
         k, panels, mode = args["k"], args["panels"], args["b_mode"]
         b_k, b_n, workspace = args["b_k"], args["b_n"], args["wb"]
-        zeros = scratch(_ZEROS)
-        for i in range(_ZEROS // lanes):
-            zeros[vector(i * lanes, lanes)] = T.Broadcast(tirx.const(0.0, FLOAT), lanes)
+        zeros = zeros_row(lanes)
         relu = args["activation"] == int(Activation.RELU)
         lower_bound = T.Bind(tirx.Select(relu, tirx.const(0.0, FLOAT), MINUS_INFINITY))
         k_blocks = let(maximum(ceil_div(k, args["kc"]), 1))

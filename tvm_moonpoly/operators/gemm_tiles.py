@@ -18,6 +18,7 @@ from tvm_moonpoly.emit import (
     INT,
     Expr,
     Functions,
+    Pointer,
     ceil_div,
     div,
     let,
@@ -48,6 +49,18 @@ TILE = {
     "k": INT,
     "lo": FLOAT,
 }
+
+
+#: A row of zeros is at least as wide as the widest group of panels.
+_ZEROS = 128
+
+
+def zeros_row(lanes: int) -> Pointer:
+    """A row of zeros on the stack, which stands for an absent addend."""
+    zeros = scratch(_ZEROS)
+    for i in range(_ZEROS // lanes):
+        zeros[vector(i * lanes, lanes)] = T.Broadcast(tirx.const(0.0, FLOAT), lanes)
+    return zeros
 
 
 class Form(NamedTuple):

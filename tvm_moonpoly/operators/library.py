@@ -26,9 +26,10 @@ from tvm_moonpoly.machine import Machine, cpu_features, detect_target, vector_un
 from tvm_moonpoly.operators import (
     activation,
     cache,
-    entry,
     gemm_region,
     gemm_tiles,
+    linear,
+    matmul,
     packing,
     stream,
 )
@@ -46,7 +47,7 @@ TABLE_ROWS = 1024
 
 @dataclass(frozen=True)
 class OperatorLibrary:
-    """The compiled library of ``machine``: ``module`` holds the packed functions of `entry`."""
+    """The compiled library of ``machine``: ``module`` holds the packed functions."""
 
     machine: Machine
     table: CostTable
@@ -136,7 +137,8 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     gemm_tiles.emit(defined, records, machine)
     gemm_region.emit(defined, machine.lanes)
     native_planner.emit(defined, machine, table)
-    entry.emit(defined, machine)
+    linear.emit(defined, machine)
+    matmul.emit(defined, machine)
     _emit_plan_rows(defined)
     return defined
 

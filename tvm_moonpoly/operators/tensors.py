@@ -48,10 +48,10 @@ class Tensor:
             "must have byte offset 0",
         )
         self.ndim = let(T.tvm_struct_get(handle, 0, NDIM, "int32").astype(INT))
-        self.shape = Pointer(T.tvm_struct_get(handle, 0, SHAPE, _pointer(INT)), INT)
+        self.shape = Pointer.to(T.tvm_struct_get(handle, 0, SHAPE, _pointer(INT)), INT)
         self._strides = T.Bind(T.tvm_struct_get(handle, 0, STRIDES, _pointer(INT)))
-        self.strides = Pointer(self._strides, INT)
-        self.data = Pointer(T.tvm_struct_get(handle, 0, DATA, _pointer(dtype)), dtype)
+        self.strides = Pointer.to(self._strides, INT)
+        self.data = Pointer.to(T.tvm_struct_get(handle, 0, DATA, _pointer(dtype)), dtype)
 
     @property
     def has_strides(self) -> Expr:

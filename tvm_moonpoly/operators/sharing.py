@@ -1,0 +1,118 @@
+"""How the packed functions share their work out among the workers of tvm's thread pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from tvm_moonpoly.emit import (
+    Expr,
+    Pointer,
+    as_int,
+    branch,
+    ceil_div,
+    div,
+    let,
+    loop,
+    maximum,
+    minimum,
+    scratch,
+    select,
+    workspace,
+)
+from tvm_moonpoly.planner.plan import BMode
+
+
+def share_of(
+    index: Expr, fields: dict[str, Expr], m: Expr, panels: Expr, columns: Expr, lanes: int
+) -> dict[str, Any]:
+    """The rows and panels of one of the plan's workers, and its plan.
+
+    Rows are shared out in whole tiles and panels in whole groups; the last worker of a row also
+    takes the tail region and the partial panel.
+    """
+    i = let(div(index, fields["splits_n"]))
+    j = let(index - i * fields["splits_n"])
+    tiles = ceil_div(m, fields["mr"])
+    chunk = let(ceil_div(tiles, fields["splits_m"]) * fields["mr"])
+    row = let(minimum(i * chunk, m))
+    groups = let(div(panels - fields["tail_nv"], fields["nv"]))
+    group_chunk = let(ceil_div(groups, fields["splits_n"]))
+    first = let(minimum(j * group_chunk, groups))
+    count = let(minimum(group_chunk, groups - first))
+    last = let(j == fields["splits_n"] - 1)
+    tail = let(select(last, fields["tail_nv"], 0))
+    panel = let(first * fields["nv"])
+    return {
+        "row": row,
+        "rows": let(minimum(chunk, m - row)),
+        "panel": panel,
+        "column": let(panel * lanes),
+        "panels": let(count * fields["nv"] + tail),
+        "columns": let(select(last, columns, 0)),
+        "fields": [
+            fields["nv"],
+            fields["mr"],
+            tail,
+            fields["tail_mr"],
+            fields["pack_a"],
+            fields["b_mode"],
+            *(select(fields[name] == 0, as_int(1 << 40), fields[name]) for name in _BLOCKS),
+        ],
+    }
+
+
+_BLOCKS = ("kc", "mc", "nc")
+
+
+def run_items(
+    fields: dict[str, Expr],
+    batch: Expr,
+    k: Expr,
+    panels: Expr,
+    lanes: int,
+    item: Callable[[Expr, Pointer, Pointer], None],
+) -> None:
+    """All items (a batch entry's share each), serially or by the workers of tvm's pool.
+
+    Each worker has workspace for one packed block of A and one of B.
+    """
+    items = let(batch * fields["splits_m"] * fields["splits_n"])
+    depth = let(select(fields["kc"] == 0, k, minimum(fields["kc"], k)))
+    # the last block also takes the tail region
+    block = fields["nc"] * fields["nv"] + fields["tail_nv"]
+    wide = let(select(fields["nc"] == 0, panels, minimum(block, panels)))
+    wa = let(fields["pack_a"] * fields["mc"] * depth)
+    # one panel more than a block has: the partial one
+    wb = let(
+        select(
+            fields["b_mode"] == int(BMode.PACKED),
+            (wide + 1) * lanes * depth,
+            select(fields["b_mode"] == int(BMode.DIRECT), lanes * depth, 0),
+        )
+    )
+
+    def work(first: Expr, count: Expr) -> None:
+        def with_workspace() -> None:
+            space_a = workspace(maximum(wa, 1))
+            space_b = workspace(maximum(wb, 1))
+            with loop(count) as i:
+                item(let(first + i), space_a, space_b)
+
+        def without() -> None:
+            none = scratch(1)
+            with loop(count) as i:
+                item(let(first + i), none, none)
+
+        branch(wa + wb > 0, with_workspace, without)
+
+    workers = let(fields["workers"])
+    with T.attr({"device_id": 0}), T.attr({"device_type": 1}), T.If(workers > 1):
+        with T.Then(), T.parallel(0, workers) as w:
+            chunk = let(ceil_div(items, workers))
+            first = let(minimum(w * chunk, items))
+            work(first, let(minimum(chunk, items - first)))
+        with T.Else():
+            work(as_int(0), items)
