@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -38,14 +37,26 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.callgrind import Profile, read_dumps, total_own
+from bench.callgrind import Profile, total_own
+from bench.packed_calls import (
+    DRIVER,
+    LIBRARY,
+    PLAN,
+    REGION,
+    NamedLibrary,
+    UnknownInstruction,
+    baseline_target,
+    build_driver,
+    measurable_target,
+    named_library,
+    run,
+)
 
 #: Instructions that entry to first micro-kernel may take for a shape seen before.
 LIMIT = 1500
@@ -60,10 +71,6 @@ KINDS = {
 PARTS = ("checks", "planning", "sharing", "region")
 
 _PLANNER = re.compile(r"_internal_moonpoly_(plan|with_blocks|tallest)")
-_PLAN, _REGION = "_internal_moonpoly_plan", "_internal_moonpoly_region"
-_SOURCE = Path(__file__).with_suffix(".cc")
-_BASELINE = "x86-64-v3"
-_ILLEGAL_INSTRUCTION = (-4, 128 + 4)
 
 
 @dataclass(frozen=True)
@@ -126,147 +133,24 @@ def measure(jobs: Sequence[Job], target: Any = None) -> tuple[list[Count], str]:
     ``target`` is this CPU by default. Raises RuntimeError with a sentence when valgrind or a
     compiler is missing, the target has no micro-kernels, or the driver fails.
     """
-    valgrind = shutil.which("valgrind")
-    if valgrind is None:
+    if shutil.which("valgrind") is None:
         raise RuntimeError("valgrind is missing; install it, for example: apt-get install valgrind")
-    targets = [target] if target is not None else [_measurable_target(), _baseline_target()]
+    targets = [target] if target is not None else [measurable_target(), baseline_target()]
     with tempfile.TemporaryDirectory(prefix="moonpoly-instructions-") as name:
         folder = Path(name)
-        driver = _build_driver(folder)
+        driver = build_driver(folder)
         for each in targets:
-            setting = _named_library(each, folder)
             try:
-                calls = _run(valgrind, driver, folder, setting, [str(j) for j in jobs], True)
-                plans = _run(valgrind, driver, folder, setting, [f"plan_{j}" for j in jobs], False)
-            except _UnknownInstruction:
+                return count(jobs, driver, named_library(each, folder), folder), str(each)
+            except UnknownInstruction:
                 continue
-            return _counts(jobs, *calls, plans[0]), str(each)
     raise RuntimeError("valgrind does not know an instruction of the library")
 
 
-class _UnknownInstruction(Exception):
-    """The driver met an instruction that valgrind cannot run."""
-
-
-def _measurable_target() -> Any:
-    """This CPU, for one core, without the features that valgrind cannot run."""
-    from tvm.target import Target
-
-    from tvm_moonpoly.machine import cpu_features, detect_target
-
-    target = detect_target()
-    config = json.loads(str(target)) | {"num-cores": 1}
-    unknown = sorted(f"-{name}" for name in cpu_features(target) if name.startswith("avx512"))
-    if unknown:
-        config["mattr"] = [*config.get("mattr", []), *unknown]
-    return Target(config)
-
-
-def _baseline_target() -> Any:
-    from tvm.target import Target
-
-    from tvm_moonpoly.machine import default_triple
-
-    return Target({"kind": "llvm", "mcpu": _BASELINE, "mtriple": default_triple(), "num-cores": 1})
-
-
-def _named_library(target: Any, folder: Path) -> tuple[Path, int, int]:
-    """The operator library as a shared object whose private functions have symbols.
-
-    Returns its path, the vector lanes and the rows of a table of plans.
-    """
-    import tvm
-
-    from tvm_moonpoly import operators
-    from tvm_moonpoly.operators.library import TABLE_ROWS
-
-    reason = operators.supported(target)
-    if reason is not None:
-        raise RuntimeError(reason)
-    library = operators.library(target)
-    source, path = folder / "library.ll", folder / "library.so"
-    library.module.write_to_file(str(source), "ll")
-    text = re.sub(r"^define private ", "define internal ", source.read_text(), flags=re.MULTILINE)
-    source.write_text(text)
-    load = tvm.get_global_func("ffi.Module.load_from_file.ll")
-    load(str(source), "ll").export_library(str(path))
-    return path, library.machine.lanes, TABLE_ROWS
-
-
-def _build_driver(folder: Path) -> Path:
-    """Compile the driver against tvm_ffi's headers and TVM's runtime library."""
-    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    compiler = next((found for name in names if name and (found := shutil.which(name))), None)
-    if compiler is None:
-        raise RuntimeError("no C++ compiler found; install one, for example: apt-get install g++")
-
-    def ffi(option: str) -> list[str]:
-        command = [sys.executable, "-m", "tvm_ffi.config", option]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-    spec = find_spec("tvm")
-    assert spec is not None and spec.submodule_search_locations
-    libraries = [f"{spec.submodule_search_locations[0]}/lib", *ffi("--libdir")]
-    driver = folder / "driver"
-    done = subprocess.run(
-        [
-            *(compiler, "-O1", *ffi("--cxxflags"), str(_SOURCE), "-o", str(driver)),
-            *(f"-L{libraries[0]}", *ffi("--ldflags"), "-Wl,--no-as-needed", "-ltvm_runtime"),
-            *(*ffi("--libs"), "-ldl", *(f"-Wl,-rpath,{library}" for library in libraries)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line]
-        raise RuntimeError(f"the driver does not compile: {errors[0] if errors else done.stderr}")
-    return driver
-
-
-def _run(
-    valgrind: str,
-    driver: Path,
-    folder: Path,
-    setting: tuple[Path, int, int],
-    jobs: list[str],
-    parts: bool,
-) -> tuple[list[Profile], list[str]]:
-    """The profiles of all ``jobs`` in turn, and the memory that ended each count.
-
-    ``parts``: also dump when the planner and a region's loops are entered.
-    """
-    stem = "calls" if parts else "plans"
-    for old in folder.glob(f"{stem}*"):
-        old.unlink()
-    library, lanes, table_rows = setting
-    done = subprocess.run(
-        [
-            *(valgrind, "-q", "--tool=callgrind", f"--callgrind-out-file={folder / stem}"),
-            *("--instr-atstart=no", "--vex-guest-max-insns=1"),
-            *("--compress-strings=no", "--compress-pos=no"),
-            "--toggle-collect=__tvm_ffi_moonpoly_*",
-            *(f"--dump-before={name}" for name in (_PLAN, _REGION) if parts),
-            *(str(driver), str(library), str(lanes), str(table_rows), *jobs),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        # TVM's pool of threads would be another source of instructions
-        env=os.environ | {"TVM_NUM_THREADS": "1"},
-    )
-    if done.returncode in _ILLEGAL_INSTRUCTION:
-        raise _UnknownInstruction
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise RuntimeError(f"the driver failed: {said[-1] if said else done.returncode}")
-    return read_dumps(folder, stem), [line.split()[1] for line in done.stdout.splitlines()]
-
-
-def _counts(
-    jobs: Sequence[Job], calls: list[Profile], ends: list[str], plans: list[Profile]
-) -> list[Count]:
-    """Put the profiles of two calls a job, and of two tables of plans a job, together."""
+def count(jobs: Sequence[Job], driver: Path, library: NamedLibrary, folder: Path) -> list[Count]:
+    """Count ``jobs`` in one run of the driver, and their plans in another."""
+    calls, ends = run(driver, folder, library, [str(job) for job in jobs], parts=True)
+    plans, _ = run(driver, folder, library, [f"plan_{job}" for job in jobs], parts=False)
     done = split_calls(calls, {str(job) for job in jobs})
     if not len(done) == len(ends) == len(plans) == 2 * len(jobs):
         raise RuntimeError("callgrind wrote another number of profiles than there were calls")
@@ -275,8 +159,8 @@ def _counts(
         first, later = done[2 * i], done[2 * i + 1]
         own = total_own(later)
         names: Counter[str] = Counter()
-        for (_, function), count in own.items():
-            names[function] += count
+        for (_, function), number in own.items():
+            names[function] += number
         counts.append(
             Count(
                 job,
@@ -284,7 +168,7 @@ def _counts(
                 later=sum(profile.total for profile in later),
                 parts=parts(later),
                 functions=dict(names.most_common()),
-                runtime=sum(n for (file, _), n in own.items() if not file.endswith("library.so")),
+                runtime=sum(n for (file, _), n in own.items() if not file.endswith(LIBRARY)),
                 ended_by=ends[2 * i + 1],
                 planner=plans[2 * i].total - plans[2 * i + 1].total,
             )
@@ -299,7 +183,7 @@ def split_calls(profiles: Iterable[Profile], ends: set[str]) -> list[list[Profil
     """
     calls: list[list[Profile]] = [[]]
     for profile in profiles:
-        own = {key: n for key, n in profile.own.items() if not key[0].endswith("driver")}
+        own = {key: n for key, n in profile.own.items() if not key[0].endswith(DRIVER)}
         calls[-1].append(Profile(profile.trigger, Counter(own)))
         if profile.trigger in ends:
             calls.append([])
@@ -312,7 +196,7 @@ def parts(call: Sequence[Profile]) -> dict[str, int]:
     for profile in call:
         planning = sum(n for (_, name), n in profile.own.items() if _PLANNER.match(name))
         found["planning"] += planning
-        rest = {"table": "checks", _PLAN: "checks", _REGION: "sharing"}
+        rest = {"table": "checks", PLAN: "checks", REGION: "sharing"}
         found[rest.get(profile.trigger, "region")] += profile.total - planning
     return found
 
@@ -352,11 +236,11 @@ def print_document(console: Console, doc: dict[str, Any]) -> None:
         )
     console.print(table)
     for function in dict.fromkeys(row["function"] for row in doc["rows"]):
-        later = [row["later"] for row in doc["rows"] if row["function"] == function]
-        within = sum(count <= doc["limit"] for count in later)
+        found = [row["later"] for row in doc["rows"] if row["function"] == function]
+        within = sum(count <= doc["limit"] for count in found)
         console.print(
-            f"[bold]{function}: {min(later)} to {max(later)} instructions in a later call; "
-            f"{within} of {len(later)} shapes within {doc['limit']}"
+            f"[bold]{function}: {min(found)} to {max(found)} instructions in a later call; "
+            f"{within} of {len(found)} shapes within {doc['limit']}"
         )
 
 

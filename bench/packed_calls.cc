@@ -1,6 +1,6 @@
-// The measured calls of bench/instructions.py, to be run under callgrind:
+// The measured calls, to be run under callgrind by packed_calls.py:
 //
-//     instructions LIBRARY LANES TABLE_ROWS JOB...
+//     driver LIBRARY LANES TABLE_ROWS JOB...
 //
 // A job is KIND:BATCH,M,N,K. KIND is a call to count up to the first micro-kernel:
 //     linear  x (M, K) by a packed weight, its plans in a table of TABLE_ROWS + 1 entries
@@ -243,7 +243,7 @@ void RunAll(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::fprintf(stderr, "usage: instructions LIBRARY LANES TABLE_ROWS JOB...\n");
+    std::fprintf(stderr, "usage: driver LIBRARY LANES TABLE_ROWS JOB...\n");
     return EXIT_FAILURE;
   }
   try {
