@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # Where the virtual environment lies.
 VENV ?= .venv
-# Passed on to the command of `run`, `test` and `bench-gemm`.
+# Passed on to the command of `run`, `test` and the benches.
 ARGS ?=
 # Passed on to every `pip install`.
 PIP_ARGS ?=
@@ -13,12 +13,12 @@ BIN := $(VENV)/bin
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench-gemm clean need-compiler
+.PHONY: help run test lint bench-gemm bench-instructions clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS='...' PIP_ARGS='...'"
 
 # Without TVM_NUM_THREADS, TVM uses half of the cores and counts them anew at each parallel call.
@@ -35,6 +35,9 @@ lint: need-compiler $(VENV)/.installed-test ## Check style and types
 
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick --json out.json")
 	$(BIN)/python -m bench.gemm $(ARGS)
+
+bench-instructions: need-compiler $(VENV)/.installed-run ## Instructions before the first micro-kernel (needs valgrind)
+	$(BIN)/python -m bench.instructions $(ARGS)
 
 clean: ## Remove the virtual environment, build outputs and caches
 	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi

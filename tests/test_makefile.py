@@ -53,11 +53,11 @@ def executable(path: Path, text: str) -> Path:
 def test_help_lists_every_target(arguments: tuple[str, ...]) -> None:
     result = make(*arguments)
     assert result.returncode == 0, result.stderr
-    for name in ("help", "run", "test", "lint", "bench-gemm", "clean"):
+    for name in ("help", "run", "test", "lint", "bench-gemm", "bench-instructions", "clean"):
         assert f"make {name} " in result.stdout
 
 
-@pytest.mark.parametrize("name", ["run", "test", "bench-gemm"])
+@pytest.mark.parametrize("name", ["run", "test", "bench-gemm", "bench-instructions"])
 def test_missing_compiler_is_one_early_sentence(name: str, tools: Path, tmp_path: Path) -> None:
     result = make(name, f"VENV={tmp_path / 'venv'}", PATH=str(tools))
     assert result.returncode != 0
