@@ -53,6 +53,8 @@ class Functions:
     """The functions of one native module, by name, while they are being written."""
 
     def __init__(self) -> None:
+        #: the private functions that are not to be inlined
+        self.separate: list[str] = []
         self._defined: dict[GlobalVar, tirx.PrimFunc] = {}
         self._names: dict[str, GlobalVar] = {}
 
@@ -69,8 +71,15 @@ class Functions:
         """Take in a finished PrimFunc."""
         self._defined[self._global(name)] = function
 
-    def private(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
-        """Define the private function ``name``; the decorated Python function emits its body."""
+    def private(
+        self, name: str, separate: bool = False, **parameters: str
+    ) -> Callable[[Callable[..., None]], None]:
+        """Define the private function ``name``; the decorated Python function emits its body.
+
+        ``separate``: it is not to be inlined.
+        """
+        if separate:
+            self.separate.append(name)
 
         def define(body: Callable[..., None]) -> None:
             with IRBuilder() as builder:

@@ -118,7 +118,8 @@ def _library(target_text: str) -> OperatorLibrary:
     key = cache_key(target, machine, table)
     path = cache.load(key)
     if path is None:
-        module = native.build(functions(machine, table).module(), target)
+        defined = functions(machine, table)
+        module = native.build(defined.module(), target, defined.separate)
         path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
         if path is None:
             return OperatorLibrary(machine, table, _through_a_file(module))

@@ -103,6 +103,7 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
 
     @functions.private(
         "moonpoly_pack_b",
+        separate=True,
         b=FLOATS,
         b_k=INT,
         b_n=INT,
@@ -159,7 +160,9 @@ def _emit_pack_a(functions: Functions, packed_rows: Sequence[int]) -> None:
                 for i in range(rows):
                     q[t * rows * k + column * rows + i] = tile[i]
 
-    @functions.private("moonpoly_pack_a", a=FLOATS, lda=INT, q=FLOATS, k=INT, m=INT, mr=INT)
+    @functions.private(
+        "moonpoly_pack_a", separate=True, a=FLOATS, lda=INT, q=FLOATS, k=INT, m=INT, mr=INT
+    )
     def _(a: Any, lda: Expr, q: Any, k: Expr, m: Expr, mr: Expr) -> None:
         tiles = let(ceil_div(m, mr))
         small = let(div(m, tiles))

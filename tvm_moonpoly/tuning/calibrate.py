@@ -227,7 +227,8 @@ def main() -> None:
     machine = Machine.from_target(target)
     table = placeholder(machine)
     console.print(f"compiling {len(table.tasks)} micro-kernels for {machine.mcpu}")
-    module = native.build(functions(machine, table).module(), target)
+    defined = functions(machine, table)
+    module = native.build(defined.module(), target, defined.separate)
     plans = random_plans(machine, table, arguments.seed)
     samples = []
     for _ in track(range(arguments.samples), "measuring", console=console):
