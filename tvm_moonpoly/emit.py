@@ -54,7 +54,7 @@ class Functions:
 
     def __init__(self) -> None:
         #: the private functions that are not to be inlined
-        self.separate: list[str] = []
+        self.separated: list[str] = []
         self._defined: dict[GlobalVar, tirx.PrimFunc] = {}
         self._names: dict[str, GlobalVar] = {}
 
@@ -71,15 +71,13 @@ class Functions:
         """Take in a finished PrimFunc."""
         self._defined[self._global(name)] = function
 
-    def private(
-        self, name: str, separate: bool = False, **parameters: str
-    ) -> Callable[[Callable[..., None]], None]:
-        """Define the private function ``name``; the decorated Python function emits its body.
+    def separate(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define a private function that is not to be inlined."""
+        self.separated.append(name)
+        return self.private(name, **parameters)
 
-        ``separate``: it is not to be inlined.
-        """
-        if separate:
-            self.separate.append(name)
+    def private(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define the private function ``name``; the decorated Python function emits its body."""
 
         def define(body: Callable[..., None]) -> None:
             with IRBuilder() as builder:

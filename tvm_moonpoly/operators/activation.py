@@ -53,9 +53,7 @@ def emit(functions: Functions, lanes: int) -> None:
         Activation.SILU: _silu,
     }
 
-    @functions.private(
-        "moonpoly_activate", separate=True, c=FLOATS, ldc=INT, m=INT, n=INT, activation=INT
-    )
+    @functions.separate("moonpoly_activate", c=FLOATS, ldc=INT, m=INT, n=INT, activation=INT)
     def _(c: Any, ldc: Expr, m: Expr, n: Expr, activation: Expr) -> None:
         def apply(kind: int) -> None:
             body = bodies[Activation(kind)]

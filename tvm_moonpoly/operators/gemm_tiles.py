@@ -125,7 +125,7 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
     """All ``m`` rows of one group of panels, in balanced tiles of at most ``mr`` rows."""
     by_height = {r.mr: r for r in records}
 
-    @functions.private(_rows_name(nv, form), separate=True, **TILE, m=INT, mr=INT)
+    @functions.separate(_rows_name(nv, form), **TILE, m=INT, mr=INT)
     def _(**args: Any) -> None:
         a, x, c, m = args["a"], args["x"], args["c"], args["m"]
         lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
@@ -214,7 +214,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
     tallest = max(r.mr for r in records if r.nv == 1 and PLAIN.holds(r))
     height = min(tallest, 240 // lanes)
 
-    @functions.private("moonpoly_edge", separate=True, **TILE, m=INT, columns=INT, activation=INT)
+    @functions.separate("moonpoly_edge", **TILE, m=INT, columns=INT, activation=INT)
     def _(**args: Any) -> None:
         x, c, columns, m = args["x"], args["c"], args["columns"], args["m"]
         x_tile = scratch(height * lanes)

@@ -119,7 +119,7 @@ def _library(target_text: str) -> OperatorLibrary:
     path = cache.load(key)
     if path is None:
         defined = functions(machine, table)
-        module = native.build(defined.module(), target, defined.separate)
+        module = native.build(defined.module(), target, defined.separated)
         path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
         if path is None:
             return OperatorLibrary(machine, table, _through_a_file(module))

@@ -101,9 +101,8 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
                 for j in range(lanes):
                     q[target + row * lanes + j] = b[source + j * b_n + row]
 
-    @functions.private(
+    @functions.separate(
         "moonpoly_pack_b",
-        separate=True,
         b=FLOATS,
         b_k=INT,
         b_n=INT,
@@ -160,9 +159,7 @@ def _emit_pack_a(functions: Functions, packed_rows: Sequence[int]) -> None:
                 for i in range(rows):
                     q[t * rows * k + column * rows + i] = tile[i]
 
-    @functions.private(
-        "moonpoly_pack_a", separate=True, a=FLOATS, lda=INT, q=FLOATS, k=INT, m=INT, mr=INT
-    )
+    @functions.separate("moonpoly_pack_a", a=FLOATS, lda=INT, q=FLOATS, k=INT, m=INT, mr=INT)
     def _(a: Any, lda: Expr, q: Any, k: Expr, m: Expr, mr: Expr) -> None:
         tiles = let(ceil_div(m, mr))
         small = let(div(m, tiles))

@@ -42,7 +42,7 @@ _PARAMETERS = {
 
 
 def _emit_axpy(functions: Functions, lanes: int) -> None:
-    @functions.private("moonpoly_axpy", separate=True, **_PARAMETERS)
+    @functions.separate("moonpoly_axpy", **_PARAMETERS)
     def _(
         a: Any, lda: Expr, b: Any, ldb: Expr, c: Any, ldc: Expr, m: Expr, n: Expr, k: Expr
     ) -> None:
@@ -82,7 +82,7 @@ def _emit_axpy(functions: Functions, lanes: int) -> None:
 
 
 def _emit_dot(functions: Functions, lanes: int) -> None:
-    @functions.private("moonpoly_dot", separate=True, **_PARAMETERS)
+    @functions.separate("moonpoly_dot", **_PARAMETERS)
     def _(
         a: Any, lda: Expr, b: Any, ldb: Expr, c: Any, ldc: Expr, m: Expr, n: Expr, k: Expr
     ) -> None:

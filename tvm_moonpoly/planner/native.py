@@ -182,9 +182,7 @@ def _emit_with_blocks(
 
 
 def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None:
-    @functions.private(
-        "moonpoly_plan", separate=True, m=INT, n=INT, k=INT, batch=INT, b_mode=INT, out=INTS
-    )
+    @functions.separate("moonpoly_plan", m=INT, n=INT, k=INT, batch=INT, b_mode=INT, out=INTS)
     def _(m: Expr, n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Pointer) -> None:
         best = scratch(2, INT)
         best[0] = as_int(INFINITE)
