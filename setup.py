@@ -33,7 +33,7 @@ CORE = [
 
 # XGBoost is no part of the core: its Linux wheel pulls a GPU library of about 470 MB. Compiling a
 # model needs only the integer tables in the tuning logs; only the tuning that makes them learns.
-TUNE = ["cloudpickle", "psutil", "tornado", "xgboost>=3"]
+TUNE = ["cloudpickle", "psutil", "scipy", "tornado", "xgboost>=3"]
 
 # What `make run` needs to build the sentence-embedding model and to check it.
 RUN = ["onnxruntime", "safetensors", "threadpoolctl", "tokenizers"]
@@ -49,6 +49,7 @@ TEST = [
     "mypy==2.4.*",
     "ruff==0.17.*",
     "pytest",
+    "scipy",
     # Builds the package inside the packaging tests, without a download.
     "setuptools>=77",
 ]
