@@ -72,7 +72,7 @@ def named_library(target: Any, folder: Path) -> NamedLibrary:
     import tvm
 
     from tvm_moonpoly import operators
-    from tvm_moonpoly.operators.library import TABLE_ROWS
+    from tvm_moonpoly.operators.operator_library import TABLE_ROWS
 
     reason = operators.supported(target)
     if reason is not None:

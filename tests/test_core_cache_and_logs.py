@@ -24,7 +24,7 @@ from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.operators import cache
 
 #: The module; the package has a function of that name.
-library_module = importlib.import_module("tvm_moonpoly.operators.library")
+library_module = importlib.import_module("tvm_moonpoly.operators.operator_library")
 
 AVX2 = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1})
 

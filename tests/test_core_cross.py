@@ -17,7 +17,7 @@ from tvm_moonpoly.operators import OperatorLibrary
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import Plan
 
-library_module = importlib.import_module("tvm_moonpoly.operators.library")
+library_module = importlib.import_module("tvm_moonpoly.operators.operator_library")
 
 TARGETS = {
     "avx512": {"mcpu": "skylake-avx512"},

@@ -25,8 +25,8 @@ from tvm_moonpoly import operators
 from tvm_moonpoly.costmodel.tables import BLOCKINGS
 from tvm_moonpoly.operators import Activation
 from tvm_moonpoly.operators import activation as activations
-from tvm_moonpoly.operators.library import TABLE_ROWS
 from tvm_moonpoly.operators.linear import PACK
+from tvm_moonpoly.operators.operator_library import TABLE_ROWS
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import Plan
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
 from tvm_moonpoly.operators import encode_perm
-from tvm_moonpoly.operators.library import OperatorLibrary, functions
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
+from tvm_moonpoly.operators.operator_library import OperatorLibrary, functions
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode, Plan
 

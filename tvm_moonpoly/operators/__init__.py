@@ -8,9 +8,15 @@ import numpy as np
 from tvm.target import Target
 
 from tvm_moonpoly.operators.activation import Activation
-from tvm_moonpoly.operators.library import OperatorLibrary, described, lanes, library, supported
 from tvm_moonpoly.operators.linear import LINEAR, LINEAR_RESIDUAL
 from tvm_moonpoly.operators.matmul import MATMUL
+from tvm_moonpoly.operators.operator_library import (
+    OperatorLibrary,
+    described,
+    lanes,
+    library,
+    supported,
+)
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
 
 __all__ = [

@@ -25,9 +25,9 @@ from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffi
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.operators import encode_perm
-from tvm_moonpoly.operators.library import functions
 from tvm_moonpoly.operators.linear import LINEAR
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
+from tvm_moonpoly.operators.operator_library import functions
 from tvm_moonpoly.planner.counts import Entry, counts
 from tvm_moonpoly.planner.plan import BMode, Plan
 from tvm_moonpoly.planner.spec import Product, applies, column_blocks
