@@ -32,13 +32,21 @@ def pipeline(
             *(
                 _cpu_passes(target, schedule_memory_bound)
                 if target.kind.name == "llvm"
-                else [relax.get_default_pipeline(target)]
+                else [_tvm_pipeline(target)]
             ),
         ]
         with target:
             return tvm.transform.Sequential(passes)(mod)
 
     return _pipeline
+
+
+def _tvm_pipeline(target: Target) -> tvm.transform.Pass:
+    """TVM's pipeline for `target`, or the general one where it has none of its own."""
+    try:
+        return relax.get_default_pipeline(target)
+    except ValueError:
+        return relax.get_pipeline("default")
 
 
 def _cpu_passes(target: Target, schedule_memory_bound: bool) -> list[tvm.transform.Pass]:

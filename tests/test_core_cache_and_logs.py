@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -448,8 +449,56 @@ def _incomplete_log(home):
     logs.write(path, HEADER_MACHINE, entries)
 
 
-def test_an_incomplete_log_makes_a_target_unsupported_not_a_build_fail(home):
+def test_an_incomplete_log_is_passed_over(home, caplog):
+    """The next one is used; the build does not fail because of it."""
     _incomplete_log(home)
+    used, log, _ = operators.described(AVX2)
+    assert log.origin.startswith("packaged ") and used.isa == "avx2"
+    assert "skipped: log: tiles of 1 vectors lack heights" in caplog.text
+    assert operators.supported(AVX2) is None
+
+
+ODD_TABLES = {
+    "nothing but a header": [],
+    "no record": [{"kind": "kernel", "start": 1, "step": 1}],
+    "a list for a record": [{"kind": "kernel", "record": [1], "start": 1, "step": 1}],
+    "no tile of one vector": [
+        e for e in small_table().to_entries() if e.get("record", {}).get("nv") != 1
+    ],
+    "nothing on packed A": [
+        e for e in small_table().to_entries() if not e.get("record", {}).get("packed_a")
+    ],
+    "a tile too large": [
+        {"kind": "kernel", "record": Record(9, 9).to_json(), "start": 1, "step": 1},
+        *small_table().to_entries(),
+    ],
+}
+
+
+@pytest.mark.parametrize("entries", ODD_TABLES.values(), ids=ODD_TABLES)
+def test_odd_logs_are_passed_over(home, caplog, entries):
+    logs.write(home / "tuning_logs" / "mine" / logs.FILE_NAME, HEADER_MACHINE, entries)
+    _, log, _ = operators.described(AVX2)
+    assert log.origin.startswith("packaged ")
+    assert "skipped: " in caplog.text
+
+
+def test_only_odd_logs_make_a_target_unsupported(home, monkeypatch):
+    _incomplete_log(home)
+    mine = [(origin, text) for origin, text in logs._stored() if str(home) in origin]
+    monkeypatch.setattr(logs, "_stored", lambda: iter(mine))
     assert "tiles of 1 vectors lack heights" in operators.supported(AVX2)
     with pytest.raises(ValueError, match="^target: .*tiles of 1 vectors lack heights"):
         operators.library(AVX2)
+
+
+def test_a_full_disk_is_a_warning(home, caplog, monkeypatch):
+    """LLVM would end the process, so nothing is written where little is free."""
+    usage = shutil.disk_usage(home.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert cache.store("key", lambda path: pytest.fail("written to a full disk")) is None
+    assert "is not cached" in caplog.text and "No space left" in caplog.text
+
+
+def test_a_target_with_a_host_is_the_same_library(target):
+    assert operators.library(target.with_host(target)) is operators.library(target)

@@ -254,11 +254,27 @@ def test_explain_takes_this_machine_by_default():
 
 
 @pytest.mark.parametrize("name", ["m", "n", "k", "batch", "threads"])
-@pytest.mark.parametrize("value", [0, -3])
+@pytest.mark.parametrize("value", [0, -3, 1.5])
 def test_explain_refuses_sizes_below_one(name, value):
     sizes = {"m": 4, "n": 8, "k": 4, name: value}
-    with pytest.raises(ValueError, match=f"^{name}: must be at least 1, not {value}$"):
+    with pytest.raises(
+        ValueError, match=f"^{name}: must be a whole number of at least 1, not {value}$"
+    ):
         mp.explain(**sizes, target=AVX2)
+
+
+def test_explain_a_streamed_product_and_targets_it_cannot():
+    text = mp.explain(1, 512, 64, AVX2, batch=14, constant_weights=False)
+    assert "streamed in place" in text and "row tiles" not in text
+    assert mp.explain(5, 16, 7, {"kind": "llvm", "mcpu": "x86-64-v3"}).startswith("C[5, 16]")
+    with pytest.raises(ValueError, match="^target: CPU 'generic' has none"):
+        mp.explain(5, 16, 7, {"kind": "llvm", "mcpu": "generic"})
+
+
+def test_cores_of_the_detected_target():
+    assert Machine.from_target(mp.detect_target(cores=3)).cores == 3
+    with pytest.raises(ValueError, match="^cores: must be at least 1, not 0"):
+        mp.detect_target(cores=0)
 
 
 def test_explain_refuses_batches_of_constant_weights():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from tvm.target import Target
 
 from tvm_moonpoly.machine import detect_target
-from tvm_moonpoly.operators import described
+from tvm_moonpoly.operators import described, supported
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode, Plan
 
@@ -25,7 +26,7 @@ def explain(
     m: int,
     n: int,
     k: int,
-    target: Target | None = None,
+    target: Target | dict[str, Any] | None = None,
     batch: int = 1,
     threads: int | None = None,
     constant_weights: bool = True,
@@ -38,11 +39,15 @@ def explain(
     Raises ValueError for sizes below 1 and for targets without micro-kernels.
     """
     for name, size in {"m": m, "n": n, "k": k, "batch": batch, "threads": threads}.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name}: must be at least 1, not {size}")
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
     if constant_weights and batch > 1:
         raise ValueError("batch: constant weights are for one product, so batch must be 1")
-    machine, log, table = described(target or detect_target())
+    target = detect_target() if target is None else Target(target)
+    reason = supported(target)
+    if reason is not None:
+        raise ValueError(f"target: {reason}")
+    machine, log, table = described(target)
     if threads is not None:
         machine = replace(machine, cores=threads)
     mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
@@ -70,6 +75,8 @@ def explain(
 
 
 def _regions(product: spec.Product, plan: Plan, lanes: int) -> list[str]:
+    if plan.b_mode == BMode.STREAM:
+        return ["one region: row by row of A, without tiles"]
     panels = product.n // lanes
     main = panels - plan.tail_nv
     regions = []

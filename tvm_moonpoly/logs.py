@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -39,23 +39,32 @@ class TuningLog:
 
 
 def find(machine: Machine) -> TuningLog:
-    """The log for ``machine``: its own or else the nearest of its instruction set.
+    """The first of `usable`.
+
+    Raises LookupError when there is no log for the instruction set.
+    """
+    for log in usable(machine):
+        return log
+    raise LookupError(f"no tuning log for {machine.isa} (mcpu {machine.mcpu!r})")
+
+
+def usable(machine: Machine) -> Iterator[TuningLog]:
+    """The logs for ``machine``, best first: its own, then others of its instruction set.
 
     Looked for in ``MOONPOLY_HOME``, in the user's data folder, and among the packaged logs.
-    Raises LookupError when there is none for the instruction set.
     """
-    nearest = None
+    near = []
     for origin, text in _stored():
         log = parse(text, origin)
         if log is None or log.machine.get("isa") != machine.isa:
             continue
         if log.machine.get("mcpu") == machine.mcpu:
-            return log
-        nearest = nearest or log
-    if nearest is None:
-        raise LookupError(f"no tuning log for {machine.isa} (mcpu {machine.mcpu!r})")
-    _say_nearest(machine.mcpu, str(nearest.machine.get("mcpu")), nearest.origin)
-    return nearest
+            yield log
+        else:
+            near.append(log)
+    for log in near:
+        _say_nearest(machine.mcpu, str(log.machine.get("mcpu")), log.origin)
+        yield log
 
 
 @functools.cache
@@ -124,7 +133,12 @@ def _stored() -> Iterable[tuple[str, str]]:
         folders.append(Path(home) / "tuning_logs")
     folders.append(platformdirs.user_data_path("tvm_moonpoly", appauthor=False) / "tuning_logs")
     for folder in folders:
-        for path in sorted(folder.glob(f"*/{FILE_NAME}")):
+        try:
+            paths = sorted(folder.glob(f"*/{FILE_NAME}"))
+        except OSError as error:
+            _log.warning("%s: skipped: %s", folder, error)
+            continue
+        for path in paths:
             try:
                 yield str(path), path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:

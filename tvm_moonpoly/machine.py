@@ -20,7 +20,7 @@ VECTOR_UNITS = {
 
 _UNIT_NAMES = ", ".join(VECTOR_UNITS)
 
-#: Assumed where the system does not tell (cross builds): a small server core.
+#: Assumed where the system does not tell: a small server core.
 DEFAULT_CACHES = {1: 32 << 10, 2: 512 << 10, 3: 8 << 20}
 
 
@@ -67,23 +67,27 @@ class Machine:
         )
 
 
-def detect_target() -> Target:
-    """The tvm Target of the CPU that this process runs on.
+def detect_target(cores: int | None = None) -> Target:
+    """The tvm Target of the CPU that this process runs on, used by ``cores`` threads.
 
     LLVM names the CPU by family and model; a hypervisor may have switched off features that the
     name implies (AVX-512 most of all). Those are taken away in ``mattr``, so that compiled code
-    never holds an instruction that this CPU lacks. ``num-cores`` is the number of CPUs that this
-    process may use.
+    never holds an instruction that this CPU lacks. ``cores``, the target's ``num-cores``, is by
+    default the number of CPUs that this process may use.
+
+    Raises ValueError when ``cores`` is not positive.
     """
+    if cores is not None and cores < 1:
+        raise ValueError(f"cores: must be at least 1, not {cores}")
     mcpu = tvm.get_global_func("target.llvm_get_system_cpu")()
-    host = {str(k): bool(v) for k, v in _llvm("GetHostCPUFeatures")().items()}
+    host = host_features()
     implied = cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))
     missing = sorted(name for name in implied if not host.get(name, True))
     config: dict[str, Any] = {
         "kind": "llvm",
         "mtriple": default_triple(),
         "mcpu": mcpu,
-        "num-cores": available_cores(),
+        "num-cores": cores or available_cores(),
     }
     if missing:
         config["mattr"] = [f"-{name}" for name in missing]
@@ -109,6 +113,11 @@ def cpu_features(target: Target) -> frozenset[str]:
     """LLVM's features of the target's CPU, with ``mattr`` applied."""
     names = tvm.get_global_func("target.llvm_get_cpu_features")(target)
     return frozenset(str(name) for name in names)
+
+
+def host_features() -> dict[str, bool]:
+    """Whether this CPU has each feature that LLVM can ask it for."""
+    return {str(name): bool(has) for name, has in _llvm("GetHostCPUFeatures")().items()}
 
 
 def default_triple() -> str:

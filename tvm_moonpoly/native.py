@@ -54,6 +54,12 @@ def build(module: tvm.IRModule, target: Target, separate: Sequence[str] = ()) ->
     The private functions named in ``separate`` are not inlined.
     """
     tirx.register_tir_pipeline(PIPELINE, _native_pipeline)
+    # a context of its own: what the user switched off in theirs is about their model
+    with tvm.transform.PassContext():
+        return _build(module, target, separate)
+
+
+def _build(module: tvm.IRModule, target: Target, separate: Sequence[str]) -> Any:
     if not separate:
         return tirx.build(module, target=target, pipeline=PIPELINE)
     with tempfile.TemporaryDirectory() as folder:

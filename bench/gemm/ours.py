@@ -15,7 +15,6 @@ from bench.gemm.peers import DIRECT, HAND_SCHEDULES, VM, Peer, Run
 from bench.gemm.shapes import Shape
 from bench.gemm.tvm_models import layers_module, virtual_machine, vm_runner
 from tvm_moonpoly import operators
-from tvm_moonpoly.machine import Machine
 
 Weights = Mapping[tuple[int, int], np.ndarray]
 
@@ -34,7 +33,7 @@ def direct(target: tvm.target.Target) -> Peer:
     library = operators.library(target).module
     linear = library["moonpoly_linear_f32"]
     product = library["moonpoly_matmul_f32"]
-    lanes = Machine.from_target(target).lanes
+    lanes = operators.lanes(target)
     packed_once: dict[tuple[int, int], tuple[np.ndarray, Constants]] = {}
 
     def constants(weight: np.ndarray) -> Constants:

@@ -34,7 +34,7 @@ def run_bench(
 ) -> dict[str, Any]:
     """Measure ``shapes`` against ``peer_names`` and return the document of ``summary.document``."""
     start = time.monotonic()
-    target = mp.detect_target()
+    target = mp.detect_target(cores=1)
     unsupported = operators.supported(target)
     if unsupported is not None:
         raise RuntimeError(f"tvm_moonpoly has no micro-kernels for this machine: {unsupported}")

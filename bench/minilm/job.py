@@ -50,7 +50,7 @@ def main(options: Options, console: Console | None = None) -> int:
     with console.status("Fetching the model (84 MB, once)"):
         folder = fetch_model()
     model = read_model(folder)
-    target = mp.detect_target()
+    target = mp.detect_target(cores=options.threads)
     facts["target"] = str(target)
     console.print(report.facts_table(facts))
 

@@ -118,6 +118,12 @@ class CostTable:
         if not tasks or traffic is None:
             raise ValueError("log: it holds no kernels or no traffic costs")
         table = cls(tasks, traffic)
+        widths = table.widths(False)
+        if widths != list(range(1, len(widths) + 1)) or not table.widths(True):
+            raise ValueError(
+                f"log: its kernels are {widths} vectors wide, and {table.widths(True)} on packed A;"
+                " all widths from 1 up are needed, and one on packed A"
+            )
         for packed in (False, True):
             for nv in table.widths(packed):
                 heights = table.heights(nv, packed)

@@ -69,7 +69,12 @@ class Record:
     def name(self) -> str:
         """The kernel's symbol."""
         form = ("p" if self.packed_a else "") + ("d" if self.in_place_b else "")
-        return f"moonpoly_gemm_{self.mr}x{self.nv}{form}"
+        chosen = [
+            str(choice)
+            for name, choice in sorted(self.decisions.items())
+            if choice != DECISIONS[name][0]
+        ]
+        return "_".join([f"moonpoly_gemm_{self.mr}x{self.nv}{form}", *chosen])
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -7,15 +7,21 @@ harm; a folder that others may write to, or that cannot be written, is not used.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import logging
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
+
+#: Bytes that must be free before a library (about 1 MB) is written.
+_NEEDED_SPACE = 32 << 20
 
 _log = logging.getLogger("tvm_moonpoly")
 
@@ -40,7 +46,9 @@ def load(key: str) -> Path | None:
             continue
         if path.name == f"{key}-{digest}.bc":
             return path
-        _log.warning("%s: skipped, its content does not match its name", path)
+        _log.warning("%s: removed, its content does not match its name", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
     return None
 
 
@@ -48,6 +56,7 @@ def store(key: str, write: Callable[[Path], None]) -> Path | None:
     """Cache what ``write`` puts into the path it is given; None when that is not possible."""
     root = folder()
     try:
+        _need_space(root)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_private(root):
             _log.warning("%s: not used, others may write to it", root)
@@ -68,6 +77,13 @@ def store(key: str, write: Callable[[Path], None]) -> Path | None:
         _log.warning("the compiled library is not cached: %s", error)
         return None
     return path
+
+
+def _need_space(path: Path) -> None:
+    """Raise OSError when the disk is full: LLVM would end the process."""
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if shutil.disk_usage(existing).free < _NEEDED_SPACE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def _is_private(path: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,8 @@ import tvm_moonpoly
 from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.emit import INT, Expr, Functions, Pointer, loop
-from tvm_moonpoly.machine import Machine, cpu_features, detect_target, vector_units
+from tvm_moonpoly.machine import Machine, default_triple, host_features, vector_units
+from tvm_moonpoly.microkernels.cpu_gemm import fits
 from tvm_moonpoly.operators import (
     activation,
     cache,
@@ -37,6 +39,8 @@ from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner import native as native_planner
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode
+
+_log = logging.getLogger("tvm_moonpoly.logs")
 
 #: ``moonpoly_plan_rows(n, k, batch, b_mode, out)``: out[m] is the plan for m rows, m = 1, 2, ...
 PLAN_ROWS = "moonpoly_plan_rows"
@@ -76,22 +80,30 @@ def supported(target: Target) -> str | None:
 
 
 def described(target: Target) -> tuple[Machine, logs.TuningLog, CostTable]:
-    """How ``target`` is used: by its best vector unit that there is a tuning log for.
+    """How ``target`` is used: by its best vector unit that there is a complete tuning log for.
 
-    Raises LookupError when there is no log, ValueError when there are no micro-kernels for it or
-    the log is not complete.
+    Raises LookupError when there is no such log, ValueError when there are no micro-kernels.
     """
-    machine = Machine.from_target(target)
-    missing = []
-    for isa in vector_units(machine.features):
+    reasons = []
+    for isa in vector_units(Machine.from_target(target).features):
         machine = Machine.from_target(target, isa)
-        try:
-            log = logs.find(machine)
-        except LookupError as error:
-            missing.append(str(error))
-            continue
-        return machine, log, CostTable.from_entries([dict(entry) for entry in log.entries])
-    raise LookupError("; ".join(missing))
+        for log in logs.usable(machine):
+            try:
+                return machine, log, _costs(log, machine)
+            except ValueError as error:
+                _log.warning("%s: skipped: %s", log.origin, error)
+                reasons.append(str(error))
+        reasons.append(f"no tuning log for {isa} (mcpu {machine.mcpu!r})")
+    raise LookupError("; ".join(reasons))
+
+
+def _costs(log: logs.TuningLog, machine: Machine) -> CostTable:
+    """The cost table in ``log``; raises ValueError when it cannot serve ``machine``."""
+    table = CostTable.from_entries([dict(entry) for entry in log.entries])
+    for record in table.tasks:
+        if not fits(record, machine):
+            raise ValueError(f"log: {record.name} does not fit the registers of {machine.isa}")
+    return table
 
 
 def lanes(target: Target) -> int:
@@ -108,7 +120,9 @@ def library(target: Target) -> OperatorLibrary:
     reason = supported(target)
     if reason is not None:
         raise ValueError(f"target: {reason}")
-    return _library(str(target))
+    # the host is the target itself: the library runs where it is called
+    config = {k: v for k, v in json.loads(str(target)).items() if k != "host"}
+    return _library(json.dumps(config, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=8)
@@ -133,7 +147,7 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     in_place = [replace(r, in_place_b=True) for r in table.tasks if not r.packed_a]
     records = [*table.tasks, *in_place]
     activation.emit(defined, machine.lanes)
-    packing.emit(defined, [r.mr for r in records if r.packed_a and r.nv == 2], machine.lanes)
+    packing.emit(defined, sorted({r.mr for r in records if r.packed_a}), machine.lanes)
     stream.emit(defined, machine.lanes)
     gemm_tiles.emit(defined, records, machine)
     gemm_region.emit(defined, machine.lanes)
@@ -164,14 +178,15 @@ def cache_key(target: Target, machine: Machine, table: CostTable) -> str:
 
 def runs_here(machine: Machine) -> bool:
     """Whether code for ``machine`` can be executed by this process."""
-    here = detect_target()
-    return machine.features <= cpu_features(here) and _architecture(machine.triple) == (
-        _architecture(str(here.attrs["mtriple"]))
-    )
+    host = host_features()
+    # LLVM's names for tuning hints are features too, which no CPU reports
+    lacking = [name for name in machine.features if host.get(name) is False]
+    return not lacking and _architecture(machine.triple) == _architecture(default_triple())
 
 
-def _architecture(triple: str) -> str:
-    return triple.split("-")[0]
+def _architecture(triple: str) -> tuple[str, bool]:
+    """The processor, and whether the system is Linux."""
+    return triple.split("-")[0], "linux" in triple
 
 
 def _emit_plan_rows(defined: Functions) -> None:

@@ -199,6 +199,14 @@ def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry,
     return dict(zip(entries, solution / scale, strict=True))
 
 
+def predicted(
+    sample: Sample, fitted: dict[Entry, float], overhead: float, machine: Machine
+) -> float:
+    """Picoseconds of the sample's plan by the fitted entries."""
+    counted = shared(counts(sample.product, sample.plan, machine))
+    return overhead + sum(count * fitted.get(entry, 0.0) for entry, count in counted.items())
+
+
 def around(module: Any, machine: Machine, fitted: dict[Entry, float]) -> dict[str, int]:
     """Picoseconds of what the samples do not hold: the partial panel, and a parallel launch."""
     lanes, k, m = machine.lanes, 256, 16
@@ -255,10 +263,9 @@ def main() -> None:
     overhead = call_overhead(module, machine.lanes)
     fitted = fit(kept, overhead, machine)
     errors = [
-        abs(sum(c * fitted.get(e, 0.0) for e, c in counts(s.product, s.plan, machine).items())
-            + overhead - s.picoseconds) / s.picoseconds
+        abs(predicted(s, fitted, overhead, machine) - s.picoseconds) / s.picoseconds
         for s in held_out
-    ]  # fmt: skip
+    ]
     console.print(
         f"held-out error: median {np.median(errors):.1%}, 90th percentile "
         f"{np.quantile(errors, 0.9):.1%} over {len(errors)} plans"
