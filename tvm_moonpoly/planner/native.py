@@ -86,19 +86,14 @@ def _emit_with_blocks(
     """One blocking: best[0], best[1] = cost and plan, if a plan of it is cheaper."""
     lanes, traffic = machine.lanes, table.traffic
 
-    @functions.private(_blocks_name(pack_a), **_PRODUCT, mode=INT, kc=INT, mc=INT, best=INTS)
-    def _(
-        m: Expr, n: Expr, k: Expr, b_mode: Expr, mode: Expr, kc: Expr, mc: Expr, best: Pointer
-    ) -> None:
+    @functions.private(_blocks_name(pack_a), **_PRODUCT, kc=INT, mc=INT, best=INTS)
+    def _(m: Expr, n: Expr, k: Expr, b_mode: Expr, kc: Expr, mc: Expr, best: Pointer) -> None:
         panels = cell(div(n, lanes))
         k_blocks = cell(maximum(ceil_div(k, _or_all(kc)), 1))
         depth = cell(ceil_div(k, k_blocks))
         m_blocks = cell(ceil_div(m, _or_all(mc)))
         rows = cell(ceil_div(m, m_blocks))
         block_count = cell(k_blocks * m_blocks)
-
-        b_once = cell(k * _first_touch(n * k * 4, mode, machine, table))
-        b_once = cell(select(n * depth * 4 > machine.l2_bytes // 2, b_once * m_blocks, b_once))
         a_bytes = cell(rows * depth * 4)
         a_again = cell(
             select(
@@ -107,6 +102,7 @@ def _emit_with_blocks(
                 select(a_bytes > machine.l1_bytes // 2, m * k * traffic.a_l2, 0),
             )
         )
+        # all of a group's cost but the first touch of B, which depends on where B is read
         groups: dict[tuple[bool, int], tuple[Expr, Expr]] = {}
         for packed in (False, True) if pack_a else (False,):
             for nv in table.widths(packed):
@@ -117,68 +113,90 @@ def _emit_with_blocks(
                     as_int(nv * traffic.b_l2) * depth * found[2] * block_count,
                     0,
                 )
-                cost = found[0] * block_count + b_once * nv + again
-                cost = cell(cost if packed else cost + a_again)
-                groups[packed, nv] = cost, cell(found[1])
+                cost = found[0] * block_count + again
+                groups[packed, nv] = cell(cost if packed else cost + a_again), cell(found[1])
+        edge = as_int(traffic.edge_row) * m * k_blocks
+        c_again = cell(as_int(traffic.c_block) * panels * m * (k_blocks - 1))
 
-        common = as_int(traffic.c_block) * panels * m * (k_blocks - 1)
-        edge = groups[False, 1][0] + as_int(traffic.edge_row) * m * k_blocks
-        common = cell(common + select(n - panels * lanes > 0, edge, 0))
-        packing_b = cell(
-            select(
-                mode == int(BMode.PACKED),
-                select(b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns)
-                * k
-                * ceil_div(n, lanes),
-                0,
+        def with_mode(mode: Expr) -> None:
+            b_once = cell(k * _first_touch(n * k * 4, mode, machine, table))
+            far = n * depth * 4 > machine.l2_bytes // 2
+            b_once = cell(select(far, b_once * m_blocks, b_once))
+            costs = {
+                (packed, nv): (cell(cost + b_once * nv), mr)
+                for (packed, nv), (cost, mr) in groups.items()
+            }
+            partial = select(n - panels * lanes > 0, costs[False, 1][0] + edge, 0)
+            per_vector = select(
+                b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns
             )
-        )
-        for nv in table.widths(pack_a):
-            main_cost, mr = groups[pack_a, nv]
-            narrow = cell(panels - div(panels, nv) * nv)
+            packing_b = select(mode == int(BMode.PACKED), per_vector * k * ceil_div(n, lanes), 0)
+            common = cell(c_again + partial + packing_b)
+            for nv in table.widths(pack_a):
+                _consider_width(
+                    nv, pack_a, mode, (m, k, panels, depth, kc, mc), common, costs, best,
+                    machine, table,
+                )  # fmt: skip
 
-            def consider(
-                tail: Expr,
-                tail_cost: Expr,
-                tail_mr: Expr,
-                nv: int = nv,
-                main_cost: Expr = main_cost,
-                mr: Expr = mr,
-            ) -> None:
-                count = cell(div(panels - tail, nv))
-                nc, n_blocks = column_blocks(mode, count, nv, depth, machine)
-                cost = common + main_cost * count + tail_cost + packing_b
-                if pack_a:
-                    cost = cost + as_int(traffic.pack_a) * m * k * n_blocks
-                cost = cell(cost)
-                with when(cost < best[0]):
-                    best[0] = cost
-                    best[1] = encode(
-                        {
-                            "nv": as_int(nv),
-                            "mr": mr,
-                            "tail_nv": tail,
-                            "tail_mr": tail_mr,
-                            "pack_a": as_int(int(pack_a)),
-                            "b_mode": mode,
-                            "kc": kc,
-                            "mc": mc,
-                            "nc": nc,
-                            "splits_m": as_int(1),
-                            "splits_n": as_int(1),
-                            "workers": as_int(1),
-                        }
-                    )
+        if pack_a:  # only where B is packed as well
+            with_mode(cell(select(b_mode == int(BMode.DIRECT), int(BMode.PACKED), b_mode)))
+        else:
+            with_mode(b_mode)
+            with when(b_mode == int(BMode.DIRECT)):
+                with_mode(as_int(int(BMode.PACKED)))
 
-            cost_of, mr_of = as_int(0), as_int(0)
-            for width in range(1, nv):
-                cost_of = select(narrow == width, groups[False, width][0], cost_of)
-                mr_of = select(narrow == width, groups[False, width][1], mr_of)
-            consider(narrow, cell(cost_of), cell(mr_of))
-            for width in range(nv + 1, 2 * nv):
-                if (False, width) in groups:
-                    with when(tirx.all(narrow == width - nv, panels >= width)):
-                        consider(as_int(width), *groups[False, width])
+
+def _consider_width(
+    nv: int,
+    pack_a: bool,
+    mode: Expr,
+    sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr],
+    common: Expr,
+    costs: dict[tuple[bool, int], tuple[Expr, Expr]],
+    best: Pointer,
+    machine: Machine,
+    table: CostTable,
+) -> None:
+    """Main groups of ``nv`` panels, with each tail that is possible."""
+    m, k, panels, depth, kc, mc = sizes
+    main_cost, mr = costs[pack_a, nv]
+    narrow = cell(panels - div(panels, nv) * nv)
+
+    def consider(tail: Expr, tail_cost: Expr, tail_mr: Expr) -> None:
+        count = cell(div(panels - tail, nv))
+        nc, n_blocks = column_blocks(mode, count, nv, depth, machine)
+        cost = common + main_cost * count + tail_cost
+        if pack_a:
+            cost = cost + as_int(table.traffic.pack_a) * m * k * n_blocks
+        cost = cell(cost)
+        with when(cost < best[0]):
+            best[0] = cost
+            best[1] = encode(
+                {
+                    "nv": as_int(nv),
+                    "mr": mr,
+                    "tail_nv": tail,
+                    "tail_mr": tail_mr,
+                    "pack_a": as_int(int(pack_a)),
+                    "b_mode": mode,
+                    "kc": kc,
+                    "mc": mc,
+                    "nc": nc,
+                    "splits_m": as_int(1),
+                    "splits_n": as_int(1),
+                    "workers": as_int(1),
+                }
+            )
+
+    cost_of, mr_of = as_int(0), as_int(0)
+    for width in range(1, nv):
+        cost_of = select(narrow == width, costs[False, width][0], cost_of)
+        mr_of = select(narrow == width, costs[False, width][1], mr_of)
+    consider(narrow, cell(cost_of), cell(mr_of))
+    for width in range(nv + 1, 2 * nv):
+        if (False, width) in costs:
+            with when(tirx.all(narrow == width - nv, panels >= width)):
+                consider(as_int(width), *costs[False, width])
 
 
 def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None:
@@ -188,17 +206,12 @@ def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None
         best[0] = as_int(INFINITE)
         best[1] = as_int(0)
 
-        def with_mode(mode: Expr) -> None:
-            for blocks in BLOCKINGS:
-                applies = _applies(blocks, m, k, mode)
-                with nullcontext() if applies is None else when(applies):
-                    functions[_blocks_name(blocks.pack_a)](
-                        m, n, k, b_mode, mode, blocks.kc, blocks.mc, best.at(0)
-                    )
-
-        with_mode(b_mode)
-        with when(b_mode == int(BMode.DIRECT)):
-            with_mode(as_int(int(BMode.PACKED)))
+        for blocks in BLOCKINGS:
+            applies = _applies(blocks, m, k)
+            with nullcontext() if applies is None else when(applies):
+                functions[_blocks_name(blocks.pack_a)](
+                    m, n, k, b_mode, blocks.kc, blocks.mc, best.at(0)
+                )
         with when(b_mode != int(BMode.PREPACKED)):
             cost = cell(_streamed(m, n, k, b_mode, machine, table))
             with when(cost < best[0]):
@@ -218,14 +231,12 @@ def _streamed(m: Expr, n: Expr, k: Expr, b_mode: Expr, machine: Machine, table: 
     return select(b_mode == int(BMode.DIRECT), axpy, dot)
 
 
-def _applies(blocks: BlockSizes, m: Expr, k: Expr, mode: Expr) -> Expr | None:
+def _applies(blocks: BlockSizes, m: Expr, k: Expr) -> Expr | None:
     conditions = []
     if blocks.kc:
         conditions.append(k > blocks.kc)
     if blocks.mc:
         conditions.append(m > blocks.mc)
-    if blocks.pack_a:
-        conditions.append(mode != int(BMode.DIRECT))
     return tirx.all(*conditions) if conditions else None
 
 

@@ -60,16 +60,18 @@ def best(product: Product, machine: Machine, table: CostTable) -> Choice:
 
 
 def candidates(product: Product, machine: Machine, table: CostTable) -> list[Choice]:
-    """All plans that are weighed: for each place of B, blocking and width of the main region,
+    """All plans that are weighed: for each blocking, reading of B and width of the main region,
     the best heights, and the tail region narrow or joined with the last group."""
     choices = []
-    for mode in READINGS[product.b_mode]:
-        if mode == BMode.STREAM:
-            choices.append(_streamed(product, machine, table))
+    for blocks in BLOCKINGS:
+        if not applies(blocks, product):
             continue
-        for blocks in BLOCKINGS:
-            if applies(blocks, product) and not (blocks.pack_a and mode == BMode.DIRECT):
+        for mode in READINGS[product.b_mode]:
+            # A is packed only where B is packed as well
+            if mode != BMode.STREAM and not (blocks.pack_a and mode == BMode.DIRECT):
                 choices += _with_blocks(product, mode, blocks, machine, table)
+    if BMode.STREAM in READINGS[product.b_mode]:
+        choices.append(_streamed(product, machine, table))
     return choices
 
 
