@@ -1,11 +1,13 @@
-"""Who binds and who uses each variable of a Relax function."""
+"""Who binds and who uses each variable of a Relax function, and where memory may be written."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, GlobalVar, Op, StringImm, TupleGetItem, is_prim_expr
 from tvm.relax import Expr, Var
@@ -13,6 +15,9 @@ from tvm.relax import Expr, Var
 # A function with one of these belongs to another backend, which matches its body operator by
 # operator: it is opaque to us.
 CLAIMED_BY_OTHERS = ("Primitive", "Composite", "Codegen")
+# TVM counts these as pure, on the promise that nobody reads the old values any more.
+IN_PLACE = tuple(Op.get(f"relax.{name}") for name in ("call_inplace_packed", "call_tir_inplace"))
+PURE_INTRINSIC = 1  # the last of the effect kinds of scalar intrinsics that is none
 
 
 def is_claimed(func: relax.Function) -> bool:
@@ -31,19 +36,39 @@ class Bindings:
     lists, with multiplicity, the variables whose bound value mentions a variable; `None` stands
     for all that is not a binding: a function's output, a branch's condition, the inside of a
     function of another backend.
+
+    `writers` are the places, as in `order`, of the calls that may write to memory that exists
+    already. Each is taken to write to all tensors but constants, for no aliases are followed.
+    `scope` numbers the (nested) function that a variable is bound in.
     """
 
+    mod: tvm.IRModule | None = None
     value: dict[Var, Expr] = field(default_factory=dict)
     cast: dict[Var, Expr] = field(default_factory=dict)
     block: dict[Var, int] = field(default_factory=dict)
     order: dict[Var, int] = field(default_factory=dict)
     users: dict[Var, list[Var | None]] = field(default_factory=dict)
+    writers: list[int] = field(default_factory=list)
+    scope: dict[Var, int] = field(default_factory=dict)
     block_numbers: Iterator[int] = field(default_factory=count)
+    scope_numbers: Iterator[int] = field(default_factory=count)
 
     def only_user(self, var: Var) -> Var | None:
         """The variable whose value holds the one and only use of `var`, if it is so."""
         users = self.users.get(var, [])
         return users[0] if len(users) == 1 else None
+
+    def undisturbed(self, first: Var, last: Var) -> bool:
+        """Whether what is read at the binding of `first` reads the same at that of `last`, which
+        comes after it: nothing in between may write.
+
+        A nested function runs later than it is defined and any number of times, so that for a
+        read which moves into one, no call of the whole function may write.
+        """
+        if self.scope[first] != self.scope[last]:
+            return not self.writers
+        following = bisect_right(self.writers, self.order[first])
+        return following == len(self.writers) or self.writers[following] > self.order[last]
 
     def call(self, expr: Expr | None, *operators: Op) -> Call | None:
         """The call of one of `operators` that the variable `expr` is bound to, if it is so."""
@@ -91,17 +116,18 @@ class Bindings:
         return isinstance(expr, Var | GenericConst)
 
 
-def analyze(func: relax.Function) -> Bindings:
-    """The bindings of `func`."""
-    found = Bindings()
-    _walk_sequence(func.body, found)
+def analyze(func: relax.Function, mod: tvm.IRModule | None = None) -> Bindings:
+    """The bindings of `func`, a function of `mod`. Without `mod`, all calls of global functions
+    are taken to write."""
+    found = Bindings(mod)
+    _walk_sequence(func.body, next(found.scope_numbers), found)
     return found
 
 
 def variables_of(expr: Expr) -> Iterator[Var]:
     """Each mention of a tensor, tuple or other non-scalar variable in `expr`."""
-    if is_prim_expr(expr):  # scalars and dimensions: nothing that we ever move or drop
-        return
+    if is_prim_expr(expr) and not isinstance(expr, Call):
+        return  # scalars and dimensions: nothing that we ever move or drop
     if isinstance(expr, Var):
         yield expr
     elif isinstance(expr, Call):
@@ -116,30 +142,63 @@ def variables_of(expr: Expr) -> Iterator[Var]:
         yield from (var for var in relax.analysis.free_vars(expr) if not is_prim_expr(var))
 
 
-def _walk_sequence(body: Expr, found: Bindings) -> None:
+def _may_write(call: Call, found: Bindings, seen: list[relax.Function]) -> bool:
+    """Whether `call` is not known to leave all existing memory as it is. `seen` are the functions
+    that are being looked into already."""
+    op = call.op
+    if isinstance(op, Op):
+        if op in IN_PLACE:
+            return True
+        effect = op.get_attr("TCallEffectKind")
+        return not op.get_attr("FPurity") and (effect is None or int(effect) > PURE_INTRINSIC)
+    if not (isinstance(op.ty, relax.FuncType) and op.ty.purity):
+        return True
+    # The type of a function that writes in place through `IN_PLACE` says that it is pure.
+    if isinstance(op, GlobalVar):
+        callee = found.mod.functions.get(op) if found.mod is not None else None
+        return not isinstance(callee, relax.Function) or _function_may_write(callee, found, seen)
+    local = (each for each in found.definitions(op) if isinstance(each, relax.Function))
+    return any(_function_may_write(each, found, seen) for each in local)
+
+
+def _function_may_write(func: relax.Function, found: Bindings, seen: list[relax.Function]) -> bool:
+    if any(func.same_as(each) for each in seen):
+        return False
+    seen.append(func)
+    calls: list[Call] = []
+    relax.analysis.post_order_visit(
+        func.body, lambda expr: calls.append(expr) if isinstance(expr, Call) else None
+    )
+    return any(_may_write(call, found, seen) for call in calls)
+
+
+def _walk_sequence(body: Expr, scope: int, found: Bindings) -> None:
     if not isinstance(body, relax.SeqExpr):
-        _walk_value(body, None, found)
+        _walk_value(body, None, scope, found)
         return
     for block in body.blocks:
         number = next(found.block_numbers)
         for binding in block.bindings:
             found.block[binding.var] = number
             found.order[binding.var] = len(found.order)
+            found.scope[binding.var] = scope
             known = found.cast if isinstance(binding, relax.MatchCast) else found.value
             known[binding.var] = binding.value
-            _walk_value(binding.value, binding.var, found)
-    _walk_value(body.body, None, found)
+            if isinstance(binding.value, Call) and _may_write(binding.value, found, []):
+                found.writers.append(found.order[binding.var])
+            _walk_value(binding.value, binding.var, scope, found)
+    _walk_value(body.body, None, scope, found)
 
 
-def _walk_value(value: Expr, user: Var | None, found: Bindings) -> None:
+def _walk_value(value: Expr, user: Var | None, scope: int, found: Bindings) -> None:
     if isinstance(value, relax.If):
-        _walk_value(value.cond, None, found)
-        _walk_sequence(value.true_branch, found)
-        _walk_sequence(value.false_branch, found)
+        _walk_value(value.cond, None, scope, found)
+        _walk_sequence(value.true_branch, scope, found)
+        _walk_sequence(value.false_branch, scope, found)
     elif isinstance(value, relax.Function) and not is_claimed(value):
-        _walk_sequence(value.body, found)
+        _walk_sequence(value.body, next(found.scope_numbers), found)
     elif isinstance(value, relax.SeqExpr):
-        _walk_sequence(value, found)
+        _walk_sequence(value, scope, found)
     else:
         opaque = isinstance(value, relax.Function)
         for var in variables_of(value):

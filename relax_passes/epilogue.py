@@ -35,7 +35,10 @@ class Epilogue:
 
 
 def linear_epilogue(var: Var, features: int, bindings: Bindings) -> Epilogue:
-    """The longest epilogue after the linear layer `var` of `features` outputs."""
+    """The longest epilogue after the linear layer `var` of `features` outputs.
+
+    All operands are then read where the epilogue ends, so that nothing may write before that.
+    """
     last = var
     bias: np.ndarray | None = None
     residual: Var | None = None
@@ -44,7 +47,7 @@ def linear_epilogue(var: Var, features: int, bindings: Bindings) -> Epilogue:
         call = bindings.call(user, ADD)
         if user is None or call is None or not same_tensor(call, last):
             break
-        if bindings.block[user] != bindings.block[last]:
+        if bindings.block[user] != bindings.block[last] or not bindings.undisturbed(var, user):
             break
         other = call.args[1] if last.same_as(call.args[0]) else call.args[0]
         vector = _vector(other, features)
@@ -56,7 +59,7 @@ def linear_epilogue(var: Var, features: int, bindings: Bindings) -> Epilogue:
             break
         last = user
     match = match_activation(last, bindings)
-    if match is None:
+    if match is None or not bindings.undisturbed(var, match.output):
         return Epilogue(last, bias, residual)
     return Epilogue(match.output, bias, residual, match.activation)
 
@@ -68,6 +71,8 @@ def transposed_store(var: Var, bindings: Bindings) -> tuple[Var, tuple[int, ...]
     user = bindings.only_user(var)
     call = bindings.call(user, PERMUTE_DIMS)
     if user is None or call is None or bindings.block[user] != bindings.block[var]:
+        return var, identity
+    if not bindings.undisturbed(var, user):
         return var, identity
     axes = permutation(call, len(identity))
     return (user, axes) if axes[-1] == identity[-1] else (var, identity)

@@ -61,7 +61,7 @@ def classify(var: Var, bindings: Bindings) -> Linear | Product | Left:
     if reason:
         return Left(reason)
     a, b = call.args
-    weight = _constant_weight(b, bindings)
+    weight = _constant_weight(b, var, bindings)
     if weight is not None:
         if 0 in weight.stored.value.shape:
             return Left("empty weight")
@@ -71,10 +71,9 @@ def classify(var: Var, bindings: Bindings) -> Linear | Product | Left:
         return Left("1-D operand")
     if max(ranks) > MAX_NDIM:
         return Left(f"more than {MAX_NDIM} dimensions")
-    block = bindings.block[var]
     return Product(
-        _through_permutes(a, bindings, block, unit_stride=(-1,)),
-        _through_permutes(b, bindings, block, unit_stride=(-1, -2)),
+        _through_permutes(a, var, bindings, unit_stride=(-1,)),
+        _through_permutes(b, var, bindings, unit_stride=(-1, -2)),
     )
 
 
@@ -97,40 +96,44 @@ def _objection(call: Call) -> str | None:
     return None
 
 
-def _constant_weight(expr: Expr, bindings: Bindings) -> Operand | None:
-    """The 2-D constant behind `expr`, which may be transposed."""
+def _constant_weight(expr: Expr, var: Var, bindings: Bindings) -> Operand | None:
+    """The 2-D constant behind `expr`, the operand of `var`, which may be transposed."""
     if len(dims(expr) or ()) != 2:
         return None
-    definitions = _definitions(Operand(expr, (0, 1)), bindings)
+    definitions = _definitions(Operand(expr, (0, 1)), var, bindings)
     return next((each for each in definitions if isinstance(each.stored, GenericConst)), None)
 
 
 def _through_permutes(
-    expr: Expr, bindings: Bindings, block: int, unit_stride: tuple[int, ...]
+    expr: Expr, var: Var, bindings: Bindings, unit_stride: tuple[int, ...]
 ) -> Operand:
-    """`expr` read from as far up as its layout allows.
+    """`expr`, an operand of `var`, read from as far up as its layout allows.
 
     The stored last dim has unit stride, and must be one of the dims `unit_stride` of the product's
     operand; a `permute_dims` that breaks this stays an operator of its own.
     """
     ndim = len(dims(expr) or ())
     best = Operand(expr, tuple(range(ndim)))
-    for operand in _definitions(best, bindings):
+    for operand in _definitions(best, var, bindings):
         strided = all(operand.axes[i] != ndim - 1 for i in unit_stride)
-        if not strided and bindings.reaches(operand.stored, block):
+        if not strided and bindings.reaches(operand.stored, bindings.block[var]):
             best = operand
     return best
 
 
-def _definitions(operand: Operand, bindings: Bindings) -> Iterator[Operand]:
-    """`operand`, then what it is made from by `permute_dims`, the permutations composed."""
-    stored = operand.stored
+def _definitions(operand: Operand, var: Var, bindings: Bindings) -> Iterator[Operand]:
+    """`operand` of `var`, then what it is made from by `permute_dims`, the permutations composed,
+    as far as `var` can read that in place of `operand`."""
+    permuted, stored = None, operand.stored
     for stored in bindings.definitions(operand.stored):
         yield Operand(stored, operand.axes)
-    if isinstance(stored, Call) and stored.op == PERMUTE_DIMS:
+        permuted = stored if isinstance(stored, Var) else permuted
+    if not (isinstance(stored, Call) and stored.op == PERMUTE_DIMS and permuted is not None):
+        return
+    if bindings.undisturbed(permuted, var):
         axes = permutation(stored, len(operand.axes))
         composed = tuple(axes[i] for i in operand.axes)
-        yield from _definitions(Operand(stored.args[0], composed), bindings)
+        yield from _definitions(Operand(stored.args[0], composed), var, bindings)
 
 
 def permutation(call: Call, ndim: int) -> tuple[int, ...]:

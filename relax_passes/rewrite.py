@@ -22,7 +22,7 @@ def rewrite_function(
     func: relax.Function, name: str, mod: tvm.IRModule, packing: Packing, report: Report
 ) -> relax.Function:
     """`func`, called `name` in `mod`, with its dynamic matmuls replaced; itself if it has none."""
-    bindings = analyze(func)
+    bindings = analyze(func, mod)
     before = dict(bindings.value)
     for var in matmuls(bindings):
         form = classify(var, bindings)

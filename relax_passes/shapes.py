@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tvm import relax
 from tvm.relax import Expr
 from tvm.sym import Analyzer
@@ -41,5 +43,5 @@ def _show_one(shape: list[Expr] | None) -> str:
 
 
 def _show_dim(dim: Expr) -> str:
-    """Without the type prefix (`T.int64(8)`) that TVMScript needs and a reader does not."""
-    return str(dim.name if hasattr(dim, "name") else getattr(dim, "value", dim))
+    """Without the prefixes (`T.max(n, T.int64(8))`) that TVMScript needs and a reader does not."""
+    return re.sub(r"\bT\.", "", re.sub(r"\bT\.u?int\d+\((-?\d+)\)", r"\1", str(dim)))

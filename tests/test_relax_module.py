@@ -255,3 +255,20 @@ def test_report_and_log(caplog):
     assert text.splitlines()[0] == "2 rewritten, 1 left as they were"
     assert "1 x rewritten main: matmul (n, 8) x (8, 24): linear" in text
     assert "1 x left      third: matmul (4, 8) x (8, 24): static shapes" in text
+
+
+def test_report_shows_dimensions_without_type_prefixes():
+    @R.function
+    def before(x: R.Tensor(("n", 8), "float32")):
+        n = T.int64()
+        doubled = R.concat((x, x), axis=0)
+        padded_up = R.zeros(R.shape([(n + 3) // 4 * 4, T.max(n, 2), 8]), dtype="float32")
+        y = R.matmul(doubled, weight)
+        z = R.matmul(padded_up, weight)
+        return (y, z)
+
+    _, report = run_pass(module(before))
+    assert [entry.shapes for entry in report] == [
+        "(n * 2, 8) x (8, 24)",
+        "((n + 3) // 4 * 4, max(n, 2), 8) x (8, 24)",
+    ]
