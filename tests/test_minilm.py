@@ -417,10 +417,11 @@ def test_the_baselines_are_right(tiny, reference, name):
         assert error <= job.TOLERANCE, size
 
 
-def test_the_real_model_when_it_is_in_the_cache():
-    folder = fetch.model_folder()
-    if not folder.is_dir():
-        pytest.skip("the model is not in the cache; `make run` fetches it")
+def test_the_real_model():
+    try:
+        folder = fetch.fetch_model()
+    except fetch.FetchError as error:
+        pytest.skip(f"the model cannot be fetched: {error}")
     model = graph.read_model(folder)
     compiled, expected = ours(model), engines.run_onnxruntime(model, threads=1)
     tokenizer, texts = sentences.read_tokenizer(folder), sentences.read_texts()

@@ -31,7 +31,7 @@ class FetchError(RuntimeError):
 def cache_home() -> Path:
     """``MOONPOLY_HOME`` when that is set, else the user's cache folder of tvm_moonpoly."""
     home = os.environ.get("MOONPOLY_HOME")
-    return Path(home) if home else platformdirs.user_cache_path("tvm_moonpoly")
+    return Path(home) if home else platformdirs.user_cache_path("tvm_moonpoly", appauthor=False)
 
 
 def model_folder(home: Path | None = None) -> Path:
