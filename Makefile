@@ -41,7 +41,8 @@ bench-instructions: need-compiler $(VENV)/.installed-run ## Instructions before 
 
 clean: ## Remove the virtual environment, build outputs and caches
 	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f examples/run_cpp/run_cpp
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 need-compiler:

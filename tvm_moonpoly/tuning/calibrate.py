@@ -7,6 +7,7 @@ non-negative least-squares fit of relative errors, so that small and large produ
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ import numpy as np
 import tvm
 from rich.console import Console
 from rich.progress import track
-from scipy.optimize import nnls
 
 from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffic
@@ -187,6 +187,8 @@ def call_overhead(module: Any, lanes: int) -> float:
 
 def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry, float]:
     """Picoseconds of each entry of the cost table that the samples hold."""
+    from scipy.optimize import nnls
+
     rows = [shared(counts(s.product, s.plan, machine)) for s in samples]
     entries = sorted({entry for row in rows for entry in row}, key=str)
     column = {entry: j for j, entry in enumerate(entries)}
@@ -247,6 +249,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     console = Console()
+    if importlib.util.find_spec("scipy") is None:
+        parser.error("scipy is missing: pip install '.[tune]' brings it")
     target = detect_target()
     machine = Machine.from_target(target)
     table = placeholder(machine)
