@@ -14,7 +14,6 @@ from tvm_moonpoly.emit import (
     INT,
     Expr,
     Functions,
-    Pointer,
     as_int,
     branch,
     ceil_div,
@@ -106,7 +105,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
             )
             fields = native.decode(plan[0])
 
-            def item(index: Expr, wa: Pointer, wb: Pointer) -> None:
+            def item(index: Expr, wa: Expr, wb: Expr) -> None:
                 share = share_of(index, fields, m, panels, columns, machine.lanes)
                 functions["moonpoly_region"](
                     x.data.at(share["row"] * lda),
@@ -129,11 +128,11 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
                     k,
                     activation,
                     *share["fields"],
-                    wa.at(0),
-                    wb.at(0),
+                    wa,
+                    wb,
                 )
 
-            run_items(fields, as_int(1), k, panels, machine.lanes, item)
+            run_items(fields, as_int(1), k, panels, columns, machine.lanes, item)
 
 
 def _emit_pack(functions: Functions, machine: Machine) -> None:

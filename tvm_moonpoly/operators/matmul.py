@@ -14,7 +14,6 @@ from tvm_moonpoly.emit import (
     INT,
     Expr,
     Functions,
-    Pointer,
     as_int,
     div,
     let,
@@ -118,7 +117,7 @@ def _emit_matmul(functions: Functions, machine: Machine, planned: bool) -> None:
             shares = let(fields["splits_m"] * fields["splits_n"])
             zeros = zeros_row(machine.lanes)
 
-            def item(index: Expr, wa: Pointer, wb: Pointer) -> None:
+            def item(index: Expr, wa: Expr, wb: Expr) -> None:
                 which = let(div(index, shares))
                 share = share_of(index - which * shares, fields, m, panels, columns, machine.lanes)
                 offset = scratch(4, INT)
@@ -155,11 +154,11 @@ def _emit_matmul(functions: Functions, machine: Machine, planned: bool) -> None:
                     k,
                     int(Activation.NONE),
                     *share["fields"],
-                    wa.at(0),
-                    wb.at(0),
+                    wa,
+                    wb,
                 )
 
-            run_items(fields, batch, k, panels, machine.lanes, item)
+            run_items(fields, batch, k, panels, columns, machine.lanes, item)
 
 
 def _inverse(permutation: Expr, ndim: Expr) -> Expr:

@@ -9,20 +9,21 @@ from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
     Expr,
-    Pointer,
     as_int,
     branch,
     ceil_div,
     div,
     let,
     loop,
-    maximum,
     minimum,
     scratch,
     select,
     workspace,
 )
 from tvm_moonpoly.planner.plan import BMode
+
+#: Floats in a cache line.
+_LINE = 16
 
 
 def share_of(
@@ -72,39 +73,41 @@ def run_items(
     batch: Expr,
     k: Expr,
     panels: Expr,
+    columns: Expr,
     lanes: int,
-    item: Callable[[Expr, Pointer, Pointer], None],
+    item: Callable[[Expr, Expr, Expr], None],
 ) -> None:
     """All items (a batch entry's share each), serially or by the workers of tvm's pool.
 
-    Each worker has workspace for one packed block of A and one of B.
+    ``item`` is given its number and the addresses of its worker's space for a packed block of A
+    and one of B, which are taken from tvm's pool in one piece, and only if there are any.
     """
     items = let(batch * fields["splits_m"] * fields["splits_n"])
     depth = let(select(fields["kc"] == 0, k, minimum(fields["kc"], k)))
     # the last block also takes the tail region
     block = fields["nc"] * fields["nv"] + fields["tail_nv"]
     wide = let(select(fields["nc"] == 0, panels, minimum(block, panels)))
-    wa = let(fields["pack_a"] * fields["mc"] * depth)
-    # one panel more than a block has: the partial one
-    wb = let(
-        select(
-            fields["b_mode"] == int(BMode.PACKED),
-            (wide + 1) * lanes * depth,
-            select(fields["b_mode"] == int(BMode.DIRECT), lanes * depth, 0),
-        )
+    # whole cache lines, so that the block of B begins with one as well
+    wa = let(ceil_div(fields["pack_a"] * fields["mc"] * depth, _LINE) * _LINE)
+    # B read in place is packed in its partial panel only
+    partial = select(columns > 0, 1, 0)
+    packed_panels = select(
+        fields["b_mode"] == int(BMode.PACKED),
+        wide + partial,
+        select(fields["b_mode"] == int(BMode.DIRECT), partial, 0),
     )
+    wb = let(packed_panels * lanes * depth)
 
     def work(first: Expr, count: Expr) -> None:
         def with_workspace() -> None:
-            space_a = workspace(maximum(wa, 1))
-            space_b = workspace(maximum(wb, 1))
+            space = workspace(wa + wb)
             with loop(count) as i:
-                item(let(first + i), space_a, space_b)
+                item(let(first + i), space.at(0), space.at(wa))
 
         def without() -> None:
             none = scratch(1)
             with loop(count) as i:
-                item(let(first + i), none, none)
+                item(let(first + i), none.at(0), none.at(0))
 
         branch(wa + wb > 0, with_workspace, without)
 
