@@ -17,8 +17,7 @@ Counts begin at the function's first instruction; how a caller gets there is not
   ``checks`` (arguments, shapes, strides), ``planning`` (the native planner's own functions),
   ``sharing`` (the plan decoded, shares and workspace worked out), ``region`` (loops and branches
   down to the first micro-kernel).
-* Private functions carry no symbols. The library that is measured is the shipped one with its
-  functions given internal linkage instead: same code, instruction by instruction, with names.
+* The library that is measured is the shipped one: its private functions have symbols.
 * The library is compiled for this CPU, for one core and without AVX-512, which valgrind does not
   know. Functions keep no state: ``first`` differs from ``later`` where libraries are bound and
   workspace is allocated for the first time.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -64,13 +63,10 @@ def baseline_target() -> Any:
 
 
 def named_library(target: Any, folder: Path) -> NamedLibrary:
-    """The operator library as a shared object whose private functions have symbols.
+    """The operator library as a shared object. Its private functions have symbols already.
 
-    Internal instead of private linkage keeps the names and changes no code. Raises RuntimeError
-    when there are no micro-kernels for ``target``.
+    Raises RuntimeError when there are no micro-kernels for ``target``.
     """
-    import tvm
-
     from tvm_moonpoly import operators
     from tvm_moonpoly.operators.operator_library import TABLE_ROWS
 
@@ -78,14 +74,8 @@ def named_library(target: Any, folder: Path) -> NamedLibrary:
     if reason is not None:
         raise RuntimeError(reason)
     library = operators.library(target)
-    source, path = folder / "library.ll", folder / LIBRARY
-    library.module.write_to_file(str(source), "ll")
-    text = re.sub(
-        r"^define private (dllexport )?", "define internal ", source.read_text(), flags=re.M
-    )
-    source.write_text(text)
-    load = tvm.get_global_func("ffi.Module.load_from_file.ll")
-    load(str(source), "ll").export_library(str(path))
+    path = folder / LIBRARY
+    library.module.export_library(str(path))
     return NamedLibrary(path, library.machine.lanes, TABLE_ROWS)
 
 

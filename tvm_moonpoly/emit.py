@@ -167,6 +167,19 @@ def ceil_div(a: Expr, b: Expr) -> Expr:
     return div(as_int(a) + (as_int(b) - 1), b)
 
 
+def balanced(
+    rows: Expr, tallest: Expr, keep: Callable[[Expr], Expr] = let
+) -> tuple[Expr, Expr, Expr]:
+    """``rows`` in tiles of at most ``tallest``, one row apart: (small, large, tiles).
+
+    ``large`` of the ``tiles`` have ``small + 1`` rows and come first, the others ``small``.
+    ``keep`` evaluates once. The twin of `planner.spec.balanced`.
+    """
+    tiles = keep(ceil_div(rows, tallest))
+    small = keep(div(rows, tiles))
+    return small, keep(rows - small * tiles), tiles
+
+
 def minimum(a: Expr, b: Expr) -> Expr:
     return tirx.min(as_int(a), as_int(b))
 

@@ -98,9 +98,7 @@ def _regions(product: spec.Product, plan: Plan, lanes: int) -> list[str]:
 
 
 def _tiles(m: int, mr: int) -> str:
-    tiles = spec.ceil_div(m, mr)
-    small = m // tiles
-    large = m - small * tiles
+    small, large, tiles = spec.balanced(m, mr)
     parts = [f"{large} x {small + 1}"] if large else []
     return " + ".join([*parts, f"{tiles - large} x {small}"])
 

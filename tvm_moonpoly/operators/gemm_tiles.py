@@ -19,8 +19,8 @@ from tvm_moonpoly.emit import (
     Expr,
     Functions,
     Pointer,
+    balanced,
     ceil_div,
-    div,
     let,
     loop,
     minimum,
@@ -129,9 +129,7 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
     def _(**args: Any) -> None:
         a, x, c, m = args["a"], args["x"], args["c"], args["m"]
         lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
-        tiles = let(ceil_div(m, args["mr"]))
-        small = let(div(m, tiles))
-        large_tiles = let(m - small * tiles)
+        small, large_tiles, tiles = balanced(m, args["mr"])
         first = let(large_tiles * (small + 1))
 
         def strips(height: Expr, row: Expr, count: Expr) -> None:

@@ -80,8 +80,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
             packed.row_stride(as_int(machine.lanes)) == machine.lanes, "packed", "must be compact"
         )
         lda, ldc = x.row_stride(k), out.row_stride(n)
-        zeros = zeros_row(machine.lanes)
-        addend, ld_addend, step = zeros.at(0), as_int(0), as_int(0)
+        addend, ld_addend, step = zeros_row(machine.lanes), as_int(0), as_int(0)
         if residual:
             added = Tensor(handles["residual"], "residual")
             require(
@@ -93,7 +92,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
                 "residual",
                 "must have the shape of out",
             )
-            addend, ld_addend, step = added.data.at(0), added.row_stride(n), as_int(1)
+            addend, ld_addend, step = added.data, added.row_stride(n), as_int(1)
         panels = let(div(n, machine.lanes))
         columns = let(n - panels * machine.lanes)
         with when(tirx.all(m > 0, n > 0)):
@@ -113,9 +112,7 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
                     packed.data.at(share["panel"] * machine.lanes * k),
                     0,
                     0,
-                    addend
-                    if not residual
-                    else added.data.at(share["row"] * ld_addend + share["column"]),
+                    addend.at(share["row"] * ld_addend + share["column"] * step),
                     ld_addend,
                     step,
                     bias.data.at(share["column"]),

@@ -18,8 +18,8 @@ from tvm_moonpoly.emit import (
     INT,
     Expr,
     Functions,
+    balanced,
     branch,
-    ceil_div,
     div,
     let,
     loop,
@@ -161,9 +161,8 @@ def _emit_pack_a(functions: Functions, packed_rows: Sequence[int]) -> None:
 
     @functions.separate("moonpoly_pack_a", a=FLOATS, lda=INT, q=FLOATS, k=INT, m=INT, mr=INT)
     def _(a: Any, lda: Expr, q: Any, k: Expr, m: Expr, mr: Expr) -> None:
-        tiles = let(ceil_div(m, mr))
-        small = let(div(m, tiles))
-        large_tiles = let(m - small * tiles)
+        # the tiles that the micro-kernels will take
+        small, large_tiles, tiles = balanced(m, mr)
         first = let(large_tiles * (small + 1))
 
         def pack(height: Expr, row: Expr, count: Expr) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.planner.plan import BMode, Plan
-from tvm_moonpoly.planner.spec import Product, ceil_div
+from tvm_moonpoly.planner.spec import Product, balanced, ceil_div
 
 #: ("start" | "step", rows, vectors, packed_a) for a task, or (field of Traffic,).
 Entry = tuple[object, ...]
@@ -38,9 +38,7 @@ def counts(product: Product, plan: Plan, machine: Machine) -> Counter[Entry]:
 
     def group(nv: int, mr: int, packed: bool, times: int) -> None:
         """``times`` groups of ``nv`` panels over all rows and the whole reduction."""
-        tiles = ceil_div(rows, mr)
-        small = rows // tiles
-        large = rows - small * tiles
+        small, large, tiles = balanced(rows, mr)
         for height, number in ((small, tiles - large), (small + 1, large)):
             if number:
                 total["start", height, nv, packed] += times * blocks * number

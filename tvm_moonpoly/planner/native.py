@@ -18,6 +18,7 @@ from tvm_moonpoly.emit import (
     Functions,
     Pointer,
     as_int,
+    balanced,
     ceil_div,
     cell,
     div,
@@ -63,9 +64,7 @@ def _emit_tallest(functions: Functions, nv: int, packed: bool, table: CostTable)
         costs[len(heights) + 1] = as_int(0)
         best, best_mr, best_tiles = as_int(INFINITE), as_int(1), as_int(1)
         for mr in heights:
-            tiles = cell(ceil_div(rows, mr))
-            small = cell(div(rows, tiles))
-            large = cell(rows - small * tiles)
+            small, large, tiles = balanced(rows, mr, keep=cell)
             cost = cell((tiles - large) * costs[small] + large * costs[small + 1])
             better = cost < best
             best = cell(select(better, cost, best))

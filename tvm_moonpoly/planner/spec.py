@@ -44,6 +44,16 @@ def ceil_div(a: int, b: int) -> int:
     return (a + b - 1) // b
 
 
+def balanced(rows: int, tallest: int) -> tuple[int, int, int]:
+    """``rows`` in tiles of at most ``tallest``, one row apart: (small, large, tiles).
+
+    ``large`` of the ``tiles`` have ``small + 1`` rows and come first, the others ``small``.
+    """
+    tiles = ceil_div(rows, tallest)
+    small = rows // tiles
+    return small, rows - small * tiles, tiles
+
+
 def plan(product: Product, machine: Machine, table: CostTable) -> Plan:
     """The cheapest plan of `candidates` for ``product``, shared out over the machine's cores."""
     return shared_out(best(product, machine, table), product, machine, table)
@@ -170,9 +180,7 @@ def tallest(rows: int, depth: int, nv: int, packed: bool, table: CostTable) -> t
     found = (INFINITE, 1, 1)
     costs = {h: table.task(h, nv, packed) for h in table.heights(nv, packed)}
     for mr in costs:
-        tiles = ceil_div(rows, mr)
-        small = rows // tiles
-        large = rows - small * tiles
+        small, large, tiles = balanced(rows, mr)
         cost = (tiles - large) * (costs[small].start + costs[small].step * depth)
         if large:
             cost += large * (costs[small + 1].start + costs[small + 1].step * depth)
