@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # Where the virtual environment lies.
 VENV ?= .venv
-# Passed on to the command of `run`, `test` and the benches.
+# Passed on to the command of `run`, `test`, `fuzz` and the benches.
 ARGS ?=
 # Passed on to every `pip install`.
 PIP_ARGS ?=
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench-gemm bench-instructions clean need-compiler
+.PHONY: help run test lint fuzz bench-gemm bench-instructions clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -32,6 +32,9 @@ lint: need-compiler $(VENV)/.installed-test ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fuzz: need-compiler $(VENV)/.installed-test ## Random matmuls against numpy (ARGS="--cases 10000 --seed 1")
+	$(BIN)/python -m bench.fuzz $(ARGS)
 
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick --json out.json")
 	$(BIN)/python -m bench.gemm $(ARGS)

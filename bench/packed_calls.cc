@@ -131,9 +131,9 @@ ffi::Tensor Zeros(const char* name, ffi::Shape shape, DLDataType type = kFloat) 
   return ffi::Tensor::FromNDAlloc(PageAlloc{name}, shape, type, DLDevice{kDLCPU, 0});
 }
 
-// The permutation (axes[0], axes[1], ...) as the packed functions take it.
-int64_t Permutation(const std::vector<int>& axes) {
-  int64_t code = 0;
+// Axes as the packed functions take them: product dimension i is dimension axes[i] of the tensor.
+int64_t Axes(const std::vector<int>& axes) {
+  int64_t code = static_cast<int64_t>(axes.size()) << 32;
   for (size_t i = 0; i < axes.size(); ++i) code |= int64_t{axes[i]} << 4 * i;
   return code;
 }
@@ -177,24 +177,24 @@ class Calls {
     ffi::Tensor table = Zeros("table", {table_rows_ + 1}, kInt);
     Get("moonpoly_plan_rows")(s.n, s.k, 1, kPrepacked, table);
     ffi::Function linear = Get("moonpoly_linear_f32");
-    CountUpToOperands([&] { linear(x, packed, bias, table, kNoActivation, out); });
+    CountUpToOperands([&] { linear(x, packed, bias, table, nullptr, kNoActivation, out); });
   }
 
   void Product(const std::string& kind, const Size& s) {
     const int64_t h = s.batch;
-    const int64_t identity = Permutation({0, 1, 2, 3}), swapped = Permutation({0, 2, 1, 3});
+    const int64_t identity = Axes({0, 1, 2, 3}), swapped = Axes({0, 2, 1, 3});
     ffi::Function matmul = Get("moonpoly_matmul_f32");
     auto count = [&](ffi::Shape sa, ffi::Shape sb, ffi::Shape sc, int64_t pa, int64_t pb,
                      int64_t pc) {
       ffi::Tensor a = Zeros("a", sa), b = Zeros("b", sb), out = Zeros("out", sc);
-      CountUpToOperands([&] { matmul(a, b, pa, pb, pc, out); });
+      CountUpToOperands([&] { matmul(a, b, pa, pb, pc, nullptr, out); });
     };
     if (kind == "plain") {
-      const int64_t plain = Permutation({0, 1});
+      const int64_t plain = Axes({0, 1});
       count({s.m, s.k}, {s.k, s.n}, {s.m, s.n}, plain, plain, plain);
     } else if (kind == "scores") {
       count({1, s.m, h, s.k}, {1, s.n, h, s.k}, {1, h, s.m, s.n}, swapped,
-            Permutation({0, 2, 3, 1}), identity);
+            Axes({0, 2, 3, 1}), identity);
     } else if (kind == "values") {
       count({1, h, s.m, s.k}, {1, s.k, h, s.n}, {1, s.m, h, s.n}, identity, swapped, swapped);
     } else {

@@ -20,6 +20,8 @@ WHOLE = {
     Op.get("relax.nn.gelu"): Activation.GELU,
     Op.get("relax.nn.gelu_tanh"): Activation.GELU_TANH,
     Op.get("relax.nn.silu"): Activation.SILU,
+    Op.get("relax.sigmoid"): Activation.SIGMOID,
+    Op.get("relax.tanh"): Activation.TANH,
 }
 ADD, SUBTRACT, MULTIPLY, DIVIDE, POWER = (
     Op.get(f"relax.{name}") for name in ("add", "subtract", "multiply", "divide", "power")

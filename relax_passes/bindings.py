@@ -40,6 +40,8 @@ class Bindings:
     `writers` are the places, as in `order`, of the calls that may write to memory that exists
     already. Each is taken to write to all tensors but constants, for no aliases are followed.
     `scope` numbers the (nested) function that a variable is bound in.
+
+    `parameters` are the weights among the function's parameters, and what is made from them alone.
     """
 
     mod: tvm.IRModule | None = None
@@ -50,6 +52,7 @@ class Bindings:
     users: dict[Var, list[Var | None]] = field(default_factory=dict)
     writers: list[int] = field(default_factory=list)
     scope: dict[Var, int] = field(default_factory=dict)
+    parameters: set[Var] = field(default_factory=set)
     block_numbers: Iterator[int] = field(default_factory=count)
     scope_numbers: Iterator[int] = field(default_factory=count)
 
@@ -69,6 +72,11 @@ class Bindings:
             return not self.writers
         following = bisect_right(self.writers, self.order[first])
         return following == len(self.writers) or self.writers[following] > self.order[last]
+
+    def is_parameter(self, expr: Expr) -> bool:
+        """Whether `expr` is a weight given as a parameter, or made from such alone, and nothing in
+        the function may write to it."""
+        return isinstance(expr, Var) and expr in self.parameters and not self.writers
 
     def call(self, expr: Expr | None, *operators: Op) -> Call | None:
         """The call of one of `operators` that the variable `expr` is bound to, if it is so."""
@@ -116,10 +124,18 @@ class Bindings:
         return isinstance(expr, Var | GenericConst)
 
 
-def analyze(func: relax.Function, mod: tvm.IRModule | None = None) -> Bindings:
+def analyze(
+    func: relax.Function, mod: tvm.IRModule | None = None, parameters: bool = False
+) -> Bindings:
     """The bindings of `func`, a function of `mod`. Without `mod`, all calls of global functions
-    are taken to write."""
+    are taken to write.
+
+    If `parameters`, those after the first `num_input` (an attribute that Relax's own frontends
+    set) are weights.
+    """
     found = Bindings(mod)
+    if parameters and func.attrs is not None and "num_input" in func.attrs:
+        found.parameters.update(func.params[int(func.attrs["num_input"]) :])
     _walk_sequence(func.body, next(found.scope_numbers), found)
     return found
 
@@ -186,8 +202,20 @@ def _walk_sequence(body: Expr, scope: int, found: Bindings) -> None:
             known[binding.var] = binding.value
             if isinstance(binding.value, Call) and _may_write(binding.value, found, []):
                 found.writers.append(found.order[binding.var])
+            if _is_made_of_parameters(binding.value, found):
+                found.parameters.add(binding.var)
             _walk_value(binding.value, binding.var, scope, found)
     _walk_value(body.body, None, scope, found)
+
+
+def _is_made_of_parameters(value: Expr, found: Bindings) -> bool:
+    """Whether `value` is a parameter under another name, or the result of a pure operator on
+    parameters."""
+    if isinstance(value, Call) and not (isinstance(value.op, Op) and value.op.get_attr("FPurity")):
+        return False
+    named = isinstance(value, Call | Var | TupleGetItem)
+    used = list(variables_of(value)) if named else []
+    return bool(used) and all(var in found.parameters for var in used)
 
 
 def _walk_value(value: Expr, user: Var | None, scope: int, found: Bindings) -> None:

@@ -1,73 +1,125 @@
-"""What of the operators after a matmul can be done on its tiles while they are in registers."""
+"""What of the operators after a matmul can be done on its tiles, or its rows, as they come."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from tvm.ir import GenericConst, Op
+from tvm import relax
+from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
+from tvm.tirx import FloatImm, IntImm
 
-from tvm_moonpoly.operators import Activation
+from tvm_moonpoly.operators import Activation, Chain, Step
 
 from .activation import match_activation
 from .bindings import Bindings
 from .match import PERMUTE_DIMS, permutation
-from .shapes import dims, is_float32, same_tensor
+from .shapes import dims, is_float32, known_dims, same_dim, same_tensor
 
-ADD = Op.get("relax.add")
+#: Operators of two tensors, as steps on the first operand and on the second one.
+BINARY = {
+    Op.get("relax.add"): (Step.ADD, Step.ADD),
+    Op.get("relax.subtract"): (Step.SUBTRACT, Step.REVERSE_SUBTRACT),
+    Op.get("relax.multiply"): (Step.MULTIPLY, Step.MULTIPLY),
+    Op.get("relax.divide"): (Step.DIVIDE, None),
+    Op.get("relax.maximum"): (Step.MAXIMUM, Step.MAXIMUM),
+    Op.get("relax.minimum"): (Step.MINIMUM, Step.MINIMUM),
+}
+CLIP = Op.get("relax.clip")
+MAX_STEPS, MAX_OPERANDS = 7, 3  # of a chain program
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Link:
+    """One step of an epilogue: an activation, or an arithmetic step with an operand."""
+
+    step: Step | Activation
+    operand: Expr | None = None
+
+    def is_bias(self, features: Expr) -> bool:
+        """Whether it adds one value a column, for all `features` columns."""
+        if self.step != Step.ADD or self.operand is None:
+            return False
+        *leading, last = known_dims(self.operand) or [None]
+        return last is not None and same_dim(last, features) and all(map(_is_one, leading))
+
+
+@dataclass(frozen=True, eq=False)
 class Epilogue:
-    """`last = activation(product + bias + residual)`."""
+    """`last = links(product)`, each applied to the result of the one before."""
 
     last: Var
-    bias: np.ndarray | None = None
-    residual: Var | None = None
-    activation: Activation = Activation.NONE
-
-    def __str__(self) -> str:
-        names = [name for name in ("bias", "residual") if getattr(self, name) is not None]
-        if self.activation != Activation.NONE:
-            names.append(self.activation.name.lower())
-        return " + ".join(names)
+    links: tuple[Link, ...] = ()
 
 
-def linear_epilogue(var: Var, features: int, bindings: Bindings) -> Epilogue:
-    """The longest epilogue after the linear layer `var` of `features` outputs.
+def operands(links: Sequence[Link]) -> list[Expr]:
+    """The tensors that `links` read, in order."""
+    return [link.operand for link in links if link.operand is not None]
+
+
+def chain(links: Sequence[Link]) -> Chain:
+    """`links` as the packed functions take them, numbering their `operands`."""
+    numbers = iter(range(MAX_OPERANDS))
+    steps = [(link.step, None if link.operand is None else next(numbers)) for link in links]
+    return Chain(tuple(steps))
+
+
+def match_epilogue(var: Var, bindings: Bindings) -> Epilogue:
+    """The longest epilogue after the matmul `var`.
 
     All operands are then read where the epilogue ends, so that nothing may write before that.
     """
-    last = var
-    bias: np.ndarray | None = None
-    residual: Var | None = None
+    epilogue = Epilogue(var)
     while True:
-        user = bindings.only_user(last)
-        call = bindings.call(user, ADD)
-        if user is None or call is None or not same_tensor(call, last):
-            break
-        if bindings.block[user] != bindings.block[last] or not bindings.undisturbed(var, user):
-            break
-        other = call.args[1] if last.same_as(call.args[0]) else call.args[0]
-        vector = _vector(other, features)
-        if vector is not None and bias is None:
-            bias = vector
-        elif isinstance(other, Var) and same_tensor(other, last) and residual is None:
-            residual = other
-        else:
-            break
-        last = user
+        longer = _next(epilogue, bindings)
+        if longer is None or not bindings.undisturbed(var, longer.last):
+            return epilogue
+        if len(longer.links) > MAX_STEPS or len(operands(longer.links)) > MAX_OPERANDS:
+            return epilogue
+        epilogue = longer
+
+
+def _next(epilogue: Epilogue, bindings: Bindings) -> Epilogue | None:
+    """`epilogue` and the operator after it, if that can be part of one."""
+    last = epilogue.last
     match = match_activation(last, bindings)
-    if match is None or not bindings.undisturbed(var, match.output):
-        return Epilogue(last, bias, residual)
-    return Epilogue(match.output, bias, residual, match.activation)
+    if match is not None:
+        return Epilogue(match.output, (*epilogue.links, Link(match.activation)))
+    user = bindings.only_user(last)
+    call = bindings.call(user, CLIP, *BINARY)
+    if user is None or call is None or not same_tensor(call, last):
+        return None
+    if bindings.block[user] != bindings.block[last]:
+        return None
+    links = _clip(call) if call.op == CLIP else _binary(call, last)
+    return Epilogue(user, (*epilogue.links, *links)) if links else None
+
+
+def _clip(call: Call) -> list[Link]:
+    _, low, high = call.args
+    if not all(isinstance(bound, IntImm | FloatImm) for bound in (low, high)):
+        return []
+    low, high = (float(bound.value) for bound in (low, high))
+    if (low, high) == (0.0, 6.0):
+        return [Link(Activation.RELU6)]
+    bounds = zip((Step.MAXIMUM, Step.MINIMUM), (low, high), strict=True)
+    return [Link(step, relax.const(bound, "float32")) for step, bound in bounds]
+
+
+def _binary(call: Call, last: Var) -> list[Link]:
+    first, second = BINARY[call.op]
+    a, b = call.args
+    step, other = (first, b) if last.same_as(a) else (second, a)
+    if step is None or not isinstance(other, Var | GenericConst) or not is_float32(other):
+        return []
+    return [] if dims(other) is None else [Link(step, other)]
 
 
 def transposed_store(var: Var, bindings: Bindings) -> tuple[Var, tuple[int, ...]]:
     """The variable that holds the product `var` once a `permute_dims` after it is done by the
     store, and which dim of the product each stored dim is."""
-    identity = tuple(range(len(dims(var) or ())))
+    identity = tuple(range(var.ty.ndim))
     user = bindings.only_user(var)
     call = bindings.call(user, PERMUTE_DIMS)
     if user is None or call is None or bindings.block[user] != bindings.block[var]:
@@ -78,10 +130,5 @@ def transposed_store(var: Var, bindings: Bindings) -> tuple[Var, tuple[int, ...]
     return (user, axes) if axes[-1] == identity[-1] else (var, identity)
 
 
-def _vector(expr: Expr, features: int) -> np.ndarray | None:
-    """The bias, shape (features,), if `expr` is a constant of shape (1, ..., features)."""
-    if isinstance(expr, GenericConst) and is_float32(expr):
-        array = expr.value.numpy()
-        if array.ndim > 0 and array.size == array.shape[-1] == features:
-            return array.reshape(features)
-    return None
+def _is_one(dim: Expr) -> bool:
+    return same_dim(dim, 1)

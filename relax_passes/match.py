@@ -1,4 +1,4 @@
-"""Which matmuls of a function are ours, and in which of the two forms."""
+"""Which matmuls of a function are ours, and in which form."""
 
 from __future__ import annotations
 
@@ -9,42 +9,63 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
-from tvm.tirx import IntImm
+
+from tvm_moonpoly.operators import PRODUCTS
 
 from .bindings import Bindings
-from .shapes import dims, is_float32
+from .shapes import dims, dtype_of, is_static, known_dims, same_dim, show, show_dim
 
 MATMUL = Op.get("relax.matmul")
 PERMUTE_DIMS = Op.get("relax.permute_dims")
-MAX_NDIM = 8  # a permutation is passed as four bits a dimension in one integer
+MAX_NDIM = 8  # of an axes code
+
+Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A stored tensor and how the product sees it: its dim i is the stored dim `axes[i]`."""
+    """A stored tensor and how the product sees it: its dim i is the stored dim `axes[i]`, or of
+    size 1 and not stored where that is None."""
 
     stored: Expr
-    axes: tuple[int, ...]
+    axes: Axes
 
 
 @dataclass(frozen=True)
 class Linear:
-    """`matmul(x, weight)`: x of any rank, weight a constant of shape (K, N)."""
+    """`matmul(x, weight)`: x of any rank, weight a float32 matrix (K, N) that does not change:
+    a constant, or a parameter that is packed by an operator of its own."""
 
     x: Expr
     weight: Operand
+    labels: str | None
+
+    @property
+    def is_constant(self) -> bool:
+        return isinstance(self.weight.stored, GenericConst)
 
     def weight_array(self) -> np.ndarray:
-        """The weight as the product sees it, shape (K, N), float32."""
-        return self.weight.stored.value.numpy().transpose(self.weight.axes)
+        """The constant weight as the product sees it, shape (K, N), float32."""
+        # a view: a copy of a large weight would count
+        axes = [axis for axis in self.weight.axes if axis is not None]
+        return np.from_dlpack(self.weight.stored.value).transpose(axes)
+
+    def weight_shape(self) -> tuple[int, int]:
+        """K and N."""
+        stored = known_dims(self.weight.stored)
+        k, n = (int(stored[axis]) for axis in self.weight.axes if axis is not None)
+        return k, n
 
 
 @dataclass(frozen=True)
 class Product:
-    """`matmul(a, b)` of two tensors of rank 2 or more, leading dims broadcast as numpy's."""
+    """`matmul(a, b)` of two tensors that change from call to call, computed by the packed function
+    `function`. `labels` names the contracted dimensions where the call must compare them."""
 
     a: Operand
     b: Operand
+    function: str
+    labels: str | None
 
 
 @dataclass(frozen=True)
@@ -54,69 +75,91 @@ class Left:
     reason: str
 
 
-def classify(var: Var, bindings: Bindings) -> Linear | Product | Left:
-    """The form of the matmul that `var` is bound to, or why it is none of ours."""
+def classify(var: Var, bindings: Bindings, static: bool = False) -> Linear | Product | Left:
+    """The form of the matmul that `var` is bound to, or why it is none of ours.
+
+    Static shapes are ours if `static` says so.
+    """
     call = bindings.value[var]
-    reason = _objection(call)
+    reason = objection(call, static)
     if reason:
         return Left(reason)
     a, b = call.args
-    weight = _constant_weight(b, var, bindings)
+    dtypes = (dtype_of(a), dtype_of(b), dtype_of(call))
+    if dtypes not in PRODUCTS:
+        return Left(f"dtype {' x '.join(dtypes[:2])} to {dtypes[2]}")
+    if any(dims(expr) is None for expr in (a, b)):
+        return Left("no shape known")
+    labels = _labels(a, b)
+    weight = _weight(b, var, bindings) if dtypes[0] == "float32" else None
     if weight is not None:
-        if 0 in weight.stored.value.shape:
-            return Left("empty weight")
-        return Linear(a, weight)
-    ranks = [len(dims(operand) or ()) for operand in (a, b)]
-    if min(ranks) < 2:
-        return Left("1-D operand")
-    if max(ranks) > MAX_NDIM:
-        return Left(f"more than {MAX_NDIM} dimensions")
+        return Linear(a, weight, labels)
     return Product(
-        _through_permutes(a, var, bindings, unit_stride=(-1,)),
-        _through_permutes(b, var, bindings, unit_stride=(-1, -2)),
+        _through_permutes(a, var, bindings, column=False),
+        _through_permutes(b, var, bindings, column=True),
+        PRODUCTS[dtypes],
+        labels,
     )
 
 
-def _objection(call: Call) -> str | None:
+def objection(call: Call, static: bool) -> str | None:
+    """Why the matmul `call` is none of ours, whatever its data types, or None."""
     for expr in (*call.args, call):
         if not isinstance(expr.ty, relax.TensorType):
             return "not a tensor"
-        if not is_float32(expr):
-            return f"dtype {expr.ty.dtype or 'unknown'}"
         if expr.ty.vdevice is not None:
             return "placed on a virtual device"
+        if not dtype_of(expr):
+            return "dtype unknown"
+        if expr.ty.ndim < 0:
+            return "rank unknown"
     if not all(isinstance(expr, Var | GenericConst) for expr in call.args):
         return "operand not bound to a variable"
-    if any(dims(expr) is None for expr in call.args):
-        return "no shape known"
-    if all(isinstance(dim, IntImm) for expr in call.args for dim in dims(expr) or ()):
+    if not static and all(is_static(dims(expr)) for expr in call.args):
         return "static shapes"
-    if dims(call) is None:  # batch dims of two symbols, which may broadcast at run time
-        return "no output shape known"
+    if max(max(expr.ty.ndim, 2) for expr in call.args) > MAX_NDIM:
+        return f"more than {MAX_NDIM} dimensions"
     return None
 
 
-def _constant_weight(expr: Expr, var: Var, bindings: Bindings) -> Operand | None:
-    """The 2-D constant behind `expr`, the operand of `var`, which may be transposed."""
-    if len(dims(expr) or ()) != 2:
+def _labels(a: Expr, b: Expr) -> str | None:
+    """What the error says when the contracted dimensions differ, `#` standing for their sizes;
+    None where they cannot."""
+    left, right = known_dims(a)[-1], known_dims(b)[-2:][0]
+    if same_dim(left, right):
+        return None
+    return f"matmul {show(a, b)}: {show_dim(left)} = #, {show_dim(right)} = #"
+
+
+def _weight(expr: Expr, var: Var, bindings: Bindings) -> Operand | None:
+    """The matrix behind `expr`, the operand of `var`, if it stays the same: a constant or a
+    parameter, which may be transposed."""
+    if len(known_dims(expr)) != 2:
         return None
     definitions = _definitions(Operand(expr, (0, 1)), var, bindings)
-    return next((each for each in definitions if isinstance(each.stored, GenericConst)), None)
+    for each in definitions:
+        if isinstance(each.stored, GenericConst):
+            return each if 0 not in each.stored.value.shape else None
+    if not (bindings.is_parameter(expr) and is_static(dims(expr))):
+        return None
+    weight = _through_permutes(expr, var, bindings, column=True)
+    return weight if all(int(dim) > 0 for dim in known_dims(expr)) else None
 
 
-def _through_permutes(
-    expr: Expr, var: Var, bindings: Bindings, unit_stride: tuple[int, ...]
-) -> Operand:
-    """`expr`, an operand of `var`, read from as far up as its layout allows.
+def _through_permutes(expr: Expr, var: Var, bindings: Bindings, column: bool) -> Operand:
+    """`expr`, an operand of `var` (the second one if `column`), read from as far up as its layout
+    allows.
 
-    The stored last dim has unit stride, and must be one of the dims `unit_stride` of the product's
+    The stored last dim has unit stride, and must be one of the last two dims of the product's
     operand; a `permute_dims` that breaks this stays an operator of its own.
     """
-    ndim = len(dims(expr) or ())
+    ndim = len(known_dims(expr))
+    if ndim == 1:
+        return Operand(expr, (0, None) if column else (None, 0))
     best = Operand(expr, tuple(range(ndim)))
     for operand in _definitions(best, var, bindings):
-        strided = all(operand.axes[i] != ndim - 1 for i in unit_stride)
-        if not strided and bindings.reaches(operand.stored, bindings.block[var]):
+        adjacent = ndim - 1 in operand.axes[-2:]
+        if adjacent and bindings.reaches(operand.stored, bindings.block[var]):
             best = operand
     return best
 
@@ -132,7 +175,7 @@ def _definitions(operand: Operand, var: Var, bindings: Bindings) -> Iterator[Ope
         return
     if bindings.undisturbed(permuted, var):
         axes = permutation(stored, len(operand.axes))
-        composed = tuple(axes[i] for i in operand.axes)
+        composed = tuple(axes[i] for i in operand.axes if i is not None)
         yield from _definitions(Operand(stored.args[0], composed), var, bindings)
 
 

@@ -5,29 +5,55 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu
+from tvm.s_tir.meta_schedule.database import Database
 from tvm.target import Target
 
+from . import plan_memory
+from .check_reshapes import CheckReshapes
+from .host_code import KeepHostCode
+from .own_variables import OwnVariables
 from .polymerize import PolymerizeDynamicOps
 from .report import Report
 from .schedule_memory_bound import ScheduleMemoryBound
 
 
 def pipeline(
-    target: Target, *, report: Report | None = None, schedule_memory_bound: bool = True
+    target: Target,
+    *,
+    report: Report | None = None,
+    schedule_memory_bound: bool = True,
+    static: bool = False,
+    lift_parameters: bool = False,
+    verify: bool = False,
+    check_reshapes: bool = True,
 ) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
 
-    It is TVM's own default pipeline for `target`, with the dynamic matmuls taken out first and,
-    unless `schedule_memory_bound` is False, a schedule for the functions that remain between
-    them. `report`, if given, is told what became of each matmul.
+    It is TVM's own default pipeline for `target`, with the dynamic matmuls taken out first.
+    `report`, if given, is told what became of each of them.
+
+    * `schedule_memory_bound`: a schedule for the functions that remain between them.
+    * `static`: take out static matmuls as well, unless the MetaSchedule database in context has
+      a record for them.
+    * `lift_parameters`: pack weights that are parameters once, in `NAME_transform_params`, whose
+      results the function `NAME` then takes in their place (`LiftTransformParams`).
+    * `verify`: compare each call with TVM's own operators, and raise where they differ by more
+      than rounding explains.
+    * `check_reshapes`: raise where a reshape at the call loses elements.
     """
     target = Target(target)
+    polymerize = PolymerizeDynamicOps(
+        target, report, static=static, pack_parameters=lift_parameters, verify=verify
+    )
 
     @tvm.transform.module_pass(opt_level=0, name="MoonPolyPipeline")
     def _pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         passes = [
             # Phase 1. Dynamic matmuls become calls of the operator library.
-            PolymerizeDynamicOps(target, report),
+            OwnVariables(),
+            *([CheckReshapes()] if check_reshapes else []),
+            polymerize,
+            *([relax.transform.LiftTransformParams()] if lift_parameters else []),
             # Phase 2 and later. Everything else.
             *(
                 _cpu_passes(target, schedule_memory_bound)
@@ -55,11 +81,15 @@ def _cpu_passes(target: Target, schedule_memory_bound: bool) -> list[tvm.transfo
         *cpu.library_dispatch_passes(target),
         # Phase 3. The other operators become loops, fused where they are elementwise.
         *cpu.legalize_passes(target),
+        # What the user has tuned, if a database of MetaSchedule is in context.
+        *([relax.transform.MetaScheduleApplyDatabase()] if Database.current() is not None else []),
         # Phase 4. Dataflow becomes a sequence of calls with explicit destinations, and a reshape
         # a view: those are recognised by their loops, which therefore come to be scheduled later.
         *cpu.dataflow_lower_passes(target),
         # Phase 5. The loops pass over memory once, in vectors.
         *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
         # Phase 6. Memory planning, computation of shapes, built-ins of the virtual machine.
-        *cpu.finalize_passes(target),
+        plan_memory.PlanMemory(),
+        *(each for each in cpu.finalize_passes(target) if each.info.name != plan_memory.REPLACES),
+        KeepHostCode(),
     ]

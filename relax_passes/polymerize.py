@@ -11,7 +11,7 @@ from tvm_moonpoly import operators
 from .bindings import is_claimed
 from .packing import Packing
 from .report import Report
-from .rewrite import leave_function, rewrite_function
+from .rewrite import Options, leave_function, rewrite_function
 
 EXTERNAL_MODS = "external_mods"  # runtime modules that TVM links into the executable
 
@@ -22,11 +22,26 @@ class PolymerizeDynamicOps:
 
     To be run before `LegalizeOps`. What it does not know stays exactly as it was; `report`, if
     given, is told what became of each matmul and why, and so is the logger `tvm_moonpoly`.
+
+    `static` takes in matmuls of static shapes, unless the MetaSchedule database in context has a
+    record for them. `pack_parameters` packs weights that are parameters (those after the first
+    `num_input`) by an operator of its own, to be hoisted by `LiftTransformParams`; without that
+    pass it would run at each call. `verify` runs TVM's own operators beside ours at each call and
+    raises where they differ by more than rounding explains.
     """
 
-    def __init__(self, target: Target, report: Report | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        report: Report | None = None,
+        *,
+        static: bool = False,
+        pack_parameters: bool = False,
+        verify: bool = False,
+    ) -> None:
         self.target = Target(target)
         self.report = Report() if report is None else report
+        self.options = Options(static, pack_parameters, verify)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         unsupported = operators.supported(self.target)
@@ -41,7 +56,7 @@ class PolymerizeDynamicOps:
             elif is_claimed(func):
                 leave_function(func, name, "claimed by another backend", self.report)
             else:
-                new = rewrite_function(func, name, mod, packing, self.report)
+                new = rewrite_function(func, name, mod, packing, self.options, self.report)
                 if not new.same_as(func):
                     changed[gv] = new
         if not changed:

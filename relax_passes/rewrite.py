@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import tvm
 from tvm import relax
-from tvm.ir import Call
+from tvm.ir import Call, Op
 from tvm.relax import Var
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_moonpoly import operators
-
 from .bindings import Bindings, analyze, variables_of
-from .epilogue import linear_epilogue, transposed_store
-from .match import MATMUL, Linear, Product, classify
+from .calls import replacement
+from .canonical import canonical
+from .match import MATMUL, Left, classify
 from .packing import Packing
-from .report import Action, Entry, Report
+from .report import Entry, Report
 from .shapes import show
+from .tuned import has_record
+from .verify import verified
+
+MOST_FUSED = 4  # a matmul and operators after it that are looked up in the tuning database
+
+
+@dataclass(frozen=True)
+class Options:
+    """See `PolymerizeDynamicOps`."""
+
+    static: bool = False
+    pack_parameters: bool = False
+    verify: bool = False
 
 
 def rewrite_function(
-    func: relax.Function, name: str, mod: tvm.IRModule, packing: Packing, report: Report
+    func: relax.Function,
+    name: str,
+    mod: tvm.IRModule,
+    packing: Packing,
+    options: Options,
+    report: Report,
 ) -> relax.Function:
     """`func`, called `name` in `mod`, with its dynamic matmuls replaced; itself if it has none."""
-    bindings = analyze(func, mod)
+    tuned = _tuned(analyze(func, mod), packing) if options.static else set()
+    func = canonical(func, options.static, tuned)
+    bindings = analyze(func, mod, options.pack_parameters)
+    tuned = _tuned(bindings, packing) if tuned else tuned
     before = dict(bindings.value)
     for var in matmuls(bindings):
-        form = classify(var, bindings)
+        form = classify(var, bindings, options.static)
+        if var in tuned:
+            form = Left("tuned: the database has a record")
         shapes = show(*before[var].args)
-        action: Action = "rewritten"
-        if isinstance(form, Linear):
-            detail = _rewrite_linear(var, form, bindings, packing)
-        elif isinstance(form, Product):
-            detail = _rewrite_product(var, form, bindings)
-        else:
-            action, detail = "left", form.reason
-        report.add(Entry(name, "matmul", shapes, action, detail))
-    calls = {v: call for v, call in bindings.value.items() if not call.same_as(before[v])}
+        if isinstance(form, Left):
+            report.add(Entry(name, "matmul", shapes, "left", form.reason))
+            continue
+        found = replacement(var, form, bindings, packing)
+        value = found.value
+        if options.verify:
+            value = verified(var, before[var], found, packing)
+        _replace(found.last, value, bindings)
+        report.add(Entry(name, "matmul", shapes, "rewritten", found.detail))
+    new = {v: call for v, call in bindings.value.items() if not call.same_as(before[v])}
     return (
-        _Rebuild(mod, calls, before.keys() - bindings.value.keys()).visit_expr(func)
-        if calls
-        else func
+        _Rebuild(mod, new, before.keys() - bindings.value.keys()).visit_expr(func) if new else func
     )
 
 
@@ -56,34 +79,26 @@ def matmuls(bindings: Bindings) -> list[Var]:
     return [var for var in bindings.value if bindings.call(var, MATMUL) is not None]
 
 
-def _rewrite_linear(var: Var, form: Linear, bindings: Bindings, packing: Packing) -> str:
-    weight = form.weight_array()
-    k, n = weight.shape
-    epilogue = linear_epilogue(var, n, bindings)
-    residual = [] if epilogue.residual is None else [epilogue.residual]
-    args = [form.x, packing.weight(weight), packing.bias(epilogue.bias, n), *residual]
-    args += [packing.table(n, k), relax.prim_value(int(epilogue.activation))]
-    _replace(
-        epilogue.last, operators.LINEAR_RESIDUAL if residual else operators.LINEAR, args, bindings
-    )
-    fused = str(epilogue)
-    return f"linear, fused {fused}" if fused else "linear"
+def _tuned(bindings: Bindings, packing: Packing) -> set[Var]:
+    """The matmuls that TVM has a tuning record for, alone or fused with operators after them."""
+    found = set()
+    for var in matmuls(bindings):
+        values = [(var, bindings.value[var])]
+        while len(values) < MOST_FUSED:
+            user = bindings.only_user(values[-1][0])
+            call = bindings.value.get(user) if user is not None else None
+            if not (isinstance(call, Call) and isinstance(call.op, Op)):
+                break
+            values.append((user, call))
+        if has_record(values, packing.target):
+            found.add(var)
+    return found
 
 
-def _rewrite_product(var: Var, form: Product, bindings: Bindings) -> str:
-    last, out_axes = transposed_store(var, bindings)
-    axes = {"a": form.a.axes, "b": form.b.axes, "output": out_axes}
-    args = [form.a.stored, form.b.stored]
-    args += [relax.prim_value(operators.encode_perm(each)) for each in axes.values()]
-    _replace(last, operators.MATMUL, args, bindings)
-    folded = [name for name, each in axes.items() if list(each) != sorted(each)]
-    return f"product, permute_dims of {', '.join(folded)} folded" if folded else "product"
-
-
-def _replace(last: Var, function: str, args: list[relax.Expr], bindings: Bindings) -> None:
-    """Bind `last` to the packed call, and drop what only its old value needed."""
+def _replace(last: Var, value: Call, bindings: Bindings) -> None:
+    """Bind `last` to the call `value`, and drop what only its old value needed."""
     old = bindings.value[last]
-    bindings.rebind(last, relax.call_dps_packed(function, args, old.ty))
+    bindings.rebind(last, value)
     _drop_operands(old, bindings)
 
 
@@ -96,7 +111,7 @@ def _drop_operands(value: relax.Expr, bindings: Bindings) -> None:
 
 @mutator
 class _Rebuild(PyExprMutator):
-    """Puts the new calls in place and leaves out the dropped bindings."""
+    """Puts the new calls in place, and leaves out the dropped bindings."""
 
     def __init__(self, mod: tvm.IRModule, calls: dict[Var, Call], dropped: set[Var]) -> None:
         super().__init__(mod)
@@ -108,3 +123,18 @@ class _Rebuild(PyExprMutator):
             binding = relax.VarBinding(binding.var, self._calls[binding.var])
         if binding.var not in self._dropped:
             super().visit_var_binding_(binding)
+
+    def visit_tuple_(self, op: relax.Tuple) -> relax.Tuple:
+        """Calls among the arguments of a packed call are bound and run in their order, so that
+        what checks the operands can come first."""
+        fields = []
+        for each in op.fields:
+            field = self.visit_expr(each)
+            fields.append(self.builder_.emit(field) if _is_operator(field) else field)
+        return relax.Tuple(fields)
+
+
+def _is_operator(expr: relax.Expr) -> bool:
+    """Whether `expr` is a call of an operator on tensors."""
+    is_call = isinstance(expr, Call) and isinstance(expr.op, Op)
+    return is_call and expr.op.name.startswith("relax.")

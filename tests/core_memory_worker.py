@@ -10,6 +10,9 @@ import itertools
 import mmap
 import os
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -25,8 +28,8 @@ class Guarded:
         self._map = mmap.mmap(-1, (pages + 2) * PAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self.size = pages * PAGE
-        start = self._bytes.ctypes.data
-        for page in (start, start + PAGE + self.size):
+        self.start = self._bytes.ctypes.data + PAGE
+        for page in (self.start - PAGE, self.start + self.size):
             if _libc.mprotect(page, PAGE, 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
 
@@ -41,6 +44,37 @@ class Guarded:
         return placed
 
 
+class Workspace:
+    """What the shared library at ``path`` takes as workspace, from the time that it is loaded: each
+    piece alone between protected pages, by turns at the first and at the last one."""
+
+    _ALIGNMENT = 64
+
+    def __init__(self, path: Path) -> None:
+        self.pieces = 0
+        self._held: dict[int, Guarded] = {}
+        library = ctypes.CDLL(str(path))
+        number, size, address = ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p
+        alloc = ctypes.CFUNCTYPE(address, number, number, size, number, number)(self._alloc)
+        free = ctypes.CFUNCTYPE(number, number, number, address)(self._free)
+        self._kept = library, alloc, free
+        for name, function in (("Alloc", alloc), ("Free", free)):
+            slot = address.in_dll(library, f"__TVMBackend{name}Workspace")
+            slot.value = ctypes.cast(function, address).value
+
+    def _alloc(self, device: int, device_id: int, size: int, code: int, bits: int) -> int:
+        memory = Guarded(max(1, -(-size // PAGE)))
+        self.pieces += 1
+        unused = memory.size - size
+        start = memory.start + (unused - unused % self._ALIGNMENT if self.pieces % 2 else 0)
+        self._held[start] = memory
+        return start
+
+    def _free(self, device: int, device_id: int, address: int) -> int:
+        del self._held[address]
+        return 0
+
+
 #: (m, n, k) of linear layers: partial panels, tiles of every remainder, more than one block
 SMALL = [
     (m, n, k)
@@ -52,16 +86,37 @@ LARGE = [(1, 121, 2050), (97, 43, 1030), (244, 51, 530), (251, 24, 2049), (1030,
 
 
 def main() -> None:
-    from core_testing import CANARY, Weight, check_linear, linear, tensor, values
+    import tvm
+    from core_testing import (
+        CANARY,
+        CANARY_NUMBER,
+        Weight,
+        check_linear,
+        linear,
+        matmul,
+        seen,
+        stored,
+        tensor,
+        values,
+    )
 
     import tvm_moonpoly
     from tvm_moonpoly import operators
-    from tvm_moonpoly.operators import Activation, encode_perm
+    from tvm_moonpoly.operators import Activation, encode_axes
+    from tvm_moonpoly.operators.linear import PACK
     from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
+    from tvm_moonpoly.operators.plain import KINDS, Kind
     from tvm_moonpoly.planner import spec
     from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
 
+    F32 = Kind("f32", "float32", "float32")
     library = operators.library(tvm_moonpoly.detect_target())
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name) / "library.so"
+    library.module.export_library(str(path))
+    # loaded before it is guarded: that fills in the functions which are replaced
+    library = replace(library, module=tvm.runtime.load_module(str(path)))
+    workspace = Workspace(path)
     rng = np.random.default_rng(31)
     memory = {name: Guarded(640) for name in ("x", "packed", "bias", "residual", "table", "out")}
 
@@ -105,41 +160,73 @@ def main() -> None:
 
     a_memory, b_memory, out_memory = (memory[name] for name in ("x", "packed", "out"))
 
-    def run_matmul(batch, m, n, k, side, by_columns, plan=None):
-        where = f"matmul {batch=} {m=} {n=} {k=} {side=} {by_columns=} {plan=}"
-        print(where, flush=True)
-        a, b = values(rng, batch, m, k), values(rng, batch, k, n)
-        compact = np.ascontiguousarray(b.transpose(0, 2, 1)) if by_columns else b
-        placed_a, placed_b = a_memory.place(a, side), b_memory.place(compact, side)
-        out = out_memory.place(np.full((batch, m, n), CANARY), side)
-        axes = [0, 2, 1] if by_columns else [0, 1, 2]
-        identity = encode_perm([0, 1, 2])
-        library.module[operators.MATMUL if plan is None else MATMUL_PLANNED](
-            tensor(placed_a),
-            tensor(placed_b),
-            identity,
-            encode_perm(axes),
-            identity,
-            *([] if plan is None else [plan.encode()]),
-            tensor(out),
-        )
-        bound = (k + 2) * 1.2e-7 * (np.abs(a).astype(np.float64) @ np.abs(b))
-        assert (np.abs(out - a.astype(np.float64) @ b) <= bound).all(), where
-        assert np.array_equal(placed_a, a) and np.array_equal(placed_b, compact), where
+    def run_matmul(a, b, a_axes, b_axes, out_axes, side, plan=None, kind=F32):
+        """``a`` and ``b`` as the product sees them; they are laid out as the axes say."""
+        shape = np.matmul(a, b).shape
+        where = f"{kind.function} {a.shape=} {b.shape=} {a_axes=} {b_axes=} {out_axes=}"
+        print(where, f"{side=} {plan=}", flush=True)
+        a_stored, b_stored = (stored(x, axes).copy() for x, axes in ((a, a_axes), (b, b_axes)))
+        empty = stored(np.full(shape, CANARY_NUMBER, kind.out), out_axes)
+        placed_a, placed_b = a_memory.place(a_stored, side), b_memory.place(b_stored, side)
+        out = out_memory.place(empty.copy(), side)
+        name = kind.function if plan is None else MATMUL_PLANNED
+        matmul(library, placed_a, placed_b, out, a_axes, b_axes, out_axes, name, plan)
+        result = seen(out, out_axes)
+        if kind.operand.startswith("int"):
+            assert np.array_equal(result, a.astype(kind.out) @ b.astype(kind.out)), where
+        else:
+            eps = np.finfo(kind.out).eps
+            bound = (a.shape[-1] + 2) * eps * (np.abs(a).astype(np.float64) @ np.abs(b))
+            assert (np.abs(result - a.astype(np.float64) @ b) <= bound).all(), where
+        assert np.array_equal(placed_a, a_stored) and np.array_equal(placed_b, b_stored), where
 
-    for side, by_columns in itertools.product(("begin", "end"), (False, True)):
+    as_is, turned = (0, 1, 2), (0, 2, 1)
+    for side, b_axes in itertools.product(("begin", "end"), (as_is, turned)):
         for i, (m, n, k) in enumerate(SMALL):
-            run_matmul(1 + i % 3, m, n, k, side, by_columns)
+            a, b = values(rng, 1 + i % 3, m, k), values(rng, 1 + i % 3, k, n)
+            run_matmul(a, b, (as_is, turned)[i % 2], b_axes, as_is, side)
             # the cheapest plan for each way of reading B
-            given = BMode.PACKED if by_columns else BMode.DIRECT
+            given = BMode.PACKED if b_axes == turned else BMode.DIRECT
             for mode in READINGS[given]:
                 product = spec.Product(m, n, k, 1, given)
                 choices = spec.candidates(product, library.machine, library.table)
                 of_mode = [choice for choice in choices if choice.plan.b_mode == mode]
                 cheapest = min(of_mode, key=lambda choice: choice.picoseconds)
-                run_matmul(1, m, n, k, side, by_columns, cheapest.plan)
-        for m, n, k in [*LARGE, (5, 300, 1100), (100, 130, 600)]:
-            run_matmul(1, m, n, k, side, by_columns)
+                run_matmul(a[:1], b[:1], (turned, as_is)[i % 2], b_axes, as_is, side, cheapest.plan)
+        for i, (m, n, k) in enumerate([*LARGE, (5, 300, 1100), (100, 130, 600)]):
+            a, b = values(rng, 1, m, k), values(rng, 1, k, n)
+            run_matmul(a, b, (as_is, turned)[i % 2], b_axes, as_is, side)
+
+    def integers(kind, *shape):
+        if not kind.wraps:
+            return rng.standard_normal(shape).astype(kind.operand)
+        return rng.integers(-100, 100, shape, kind.operand)
+
+    # vectors, alone and as the row, column or number that they are of a product
+    sides, kinds = ("begin", "end"), (F32, *KINDS)
+    for side, kind, n, k in itertools.product(sides, kinds, (1, 7, 8, 33), (0, 1, 9, 33)):
+        row, column = integers(kind, 1, k), integers(kind, k, 1)
+        run_matmul(row, column, (None, 0), (0, None), (None, None), side, kind=kind)
+        for axes in ((0, 1), (1, 0)):
+            b, a = integers(kind, k, n), integers(kind, n, k)
+            run_matmul(row, b, (None, 0), axes, (None, 0), side, kind=kind)
+            run_matmul(a, column, axes, (0, None), (0, None), side, kind=kind)
+    orders = list(itertools.product((as_is, turned), repeat=3))
+    for side, kind, (i, (m, n, k)) in itertools.product(sides, KINDS, enumerate(SMALL[::5])):
+        axes = orders[i % len(orders)]
+        run_matmul(integers(kind, 2, m, k), integers(kind, 2, k, n), *axes, side, kind=kind)
+
+    def run_pack(k, n, axes, side):
+        print(f"pack {k=} {n=} {axes=} {side=}", flush=True)
+        w, lanes = values(rng, k, n), library.machine.lanes
+        placed = b_memory.place(stored(w, axes).copy(), side)
+        out = out_memory.place(np.full((-(-n // lanes), k, lanes), CANARY), side)
+        library.module[PACK](tensor(placed), encode_axes(axes), tensor(out))
+        assert np.array_equal(out, operators.pack_weight(w, lanes))
+
+    for side, axes, (_, n, k) in itertools.product(sides, ((0, 1), (1, 0)), SMALL[:70]):
+        run_pack(k, n, axes, side)
+    assert workspace.pieces > 100
     print("all cases ran", flush=True)
 
 

@@ -6,7 +6,7 @@ products in float32 is off by at most about K * eps * (|A| @ |B|).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ SIZES = (0, 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 33, 63, 65, 127, 129)
 EPS = float(np.finfo(np.float32).eps)
 
 #: Written to outputs before a call, to see what was not written.
-CANARY = np.float32(-12345.0)
+CANARY_NUMBER = -123
+CANARY = np.float32(CANARY_NUMBER)
 
 
 def tensor(array: np.ndarray) -> Any:
@@ -101,7 +102,7 @@ def linear(
     name = operators.LINEAR if residual is None else operators.LINEAR_RESIDUAL
     added = [] if residual is None else [residual]
     arrays = [x, weight.packed, weight.padded, *added, weight.table]
-    library.module[name](*map(tensor, arrays), int(activation), tensor(out))
+    library.module[name](*map(tensor, arrays), None, int(activation), tensor(out))
     return out
 
 
@@ -125,6 +126,67 @@ def check_linear(
         # slopes of the activations are below 1.2; their own formulas are good to about 1e-6
         bound = 1.2 * bound + 1e-6 * (1 + np.abs(before))
     check_close(result, expected, bound)
+
+
+def labels_of(text: str) -> np.ndarray:
+    """``text`` as the packed functions take labels."""
+    return np.array(list(text.encode()), np.uint8)
+
+
+def stored(logical: np.ndarray, axes: Sequence[int | None], gaps: Any = None) -> np.ndarray:
+    """Memory whose dimension ``axes[i]`` is dimension i of ``logical``, with gaps between.
+
+    Dimensions of ``logical`` that are None have size 1 and are left out.
+    """
+    kept = [axis for axis in axes if axis is not None]
+    inner = logical.reshape([s for s, a in zip(logical.shape, axes, strict=True) if a is not None])
+    shape = [0] * len(kept)
+    for size, axis in zip(inner.shape, kept, strict=True):
+        shape[axis] = size
+    wide = [s + g for s, g in zip(shape, gaps or [0] * len(shape), strict=True)]
+    whole = np.full(wide, logical.dtype.type(CANARY_NUMBER), logical.dtype)
+    view = whole[(..., *(slice(s) for s in shape))]
+    view.transpose(kept)[...] = inner
+    return view
+
+
+def seen(array: np.ndarray, axes: Sequence[int | None]) -> np.ndarray:
+    """``array`` as a product sees it: a view."""
+    turned = array.transpose([axis for axis in axes if axis is not None])
+    return turned[tuple(np.newaxis if axis is None else slice(None) for axis in axes)]
+
+
+def matmul(
+    library: OperatorLibrary,
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
+    a_axes: Sequence[int | None] | None = None,
+    b_axes: Sequence[int | None] | None = None,
+    out_axes: Sequence[int | None] | None = None,
+    name: str = operators.MATMUL,
+    plan: Plan | None = None,
+    labels: str | None = None,
+) -> np.ndarray:
+    """Call the packed function ``name``; axes are those of the arrays as they are by default."""
+    codes = [
+        operators.encode_axes(range(array.ndim) if axes is None else axes)
+        for axes, array in ((a_axes, a), (b_axes, b), (out_axes, out))
+    ]
+    given = [] if plan is None else [plan.encode()]
+    words = None if labels is None else tensor(labels_of(labels))
+    library.module[name](tensor(a), tensor(b), *codes, words, *given, tensor(out))
+    return out
+
+
+def check_product(result: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """``result`` is ``a @ b`` within the bound of float32; all of at least 2 dimensions."""
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    bound = (a.shape[-1] + 2) * EPS * (np.abs(a64) @ np.abs(b64))
+    expected = a64 @ b64
+    check_close(
+        result, np.broadcast_to(expected, result.shape), np.broadcast_to(bound, result.shape)
+    )
 
 
 def check_close(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:

@@ -30,8 +30,15 @@ def table(n, k):
     return relax.const(operators.plan_table(n, k, TARGET), "int64")
 
 
-def perm(*axes):
-    return operators.encode_perm(axes)
+def axes(*stored):
+    return operators.encode_axes(stored)
+
+
+def text(value=""):
+    return relax.const(np.frombuffer(value.encode(), np.uint8), "uint8")
+
+
+no_text = text()
 
 
 def module(func, **others):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tvm
 from core_testing import CANARY, Weight, tensor, values
+from numpy.lib.stride_tricks import as_strided
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.operators import Activation, encode_perm
+from tvm_moonpoly.operators import Activation, encode_axes
 from tvm_moonpoly.operators.linear import PACK
 
 M, N, K = 5, 21, 13
@@ -30,6 +31,7 @@ def arguments(library):
         "bias": weight.padded,
         "residual": values(rng, M, N),
         "table": weight.table,
+        "labels": None,
         "activation": 0,
         "out": np.full((M, N), CANARY),
     }
@@ -39,13 +41,11 @@ def arguments(library):
 def operands():
     """Good arguments of the batched product, by name."""
     rng = np.random.default_rng(6)
-    identity = encode_perm([0, 1, 2])
     return {
         "a": values(rng, 3, M, K),
         "b": values(rng, 3, K, N),
-        "a_perm": identity,
-        "b_perm": identity,
-        "out_perm": identity,
+        **dict.fromkeys(("a_axes", "b_axes", "out_axes"), encode_axes([0, 1, 2])),
+        "labels": None,
         "out": np.full((3, M, N), CANARY),
     }
 
@@ -94,51 +94,60 @@ LINEAR_FAULTS = {
     "x without dimensions": ({"x": np.zeros((), F32)}, "^x: must have at least 1 dim", ValueError),
     "out of another rank": (
         {"out": np.full((1, M, N), CANARY)},
-        "^out: must have as many dimensions as x",
+        "^out: must have as many dimensions as x: 3 and 2",
         ValueError,
     ),
-    "packed a matrix": ({"packed": np.zeros((3, 8), F32)}, "^packed: must have 3 dim", ValueError),
+    "packed a matrix": (
+        {"packed": np.zeros((3, 8), F32)},
+        "^packed: must have 3 dimensions, not 2",
+        ValueError,
+    ),
     "bias a matrix": ({"bias": np.zeros((24, 1), F32)}, "^bias: must have 1 dim", ValueError),
     "bias a scalar": ({"bias": np.zeros((), F32)}, "^bias: must have 1 dim", ValueError),
     "table a scalar": ({"table": np.zeros((), np.int64)}, "^table: must have 1 dim", ValueError),
     "another K": (
         {"x": np.zeros((M, K + 1), F32)},
-        "^x: its last dimension must equal the rows of the weight",
+        "^x: its last dimension must equal the rows of the weight; 14 and 13",
         ValueError,
     ),
     "K of zero": (
         {"x": np.zeros((M, 0), F32)},
-        "^x: its last dimension must equal the rows of the weight",
+        "^x: its last dimension must equal the rows of the weight; 0 and 13",
         ValueError,
     ),
     "too many columns": (
         {"out": np.full((M, N + 8), CANARY), "residual": np.zeros((M, N + 8), F32)},
-        "^out: its last dimension must equal the columns of the weight",
+        "^out: its last dimension must equal the columns of the weight: 29 and up to 24",
         ValueError,
     ),
     "too few columns": (
         {"out": np.full((M, 16), CANARY), "residual": np.zeros((M, 16), F32)},
-        "^out: its last dimension must equal the columns of the weight",
+        "^out: its last dimension must equal the columns of the weight: 16 and up to 24",
         ValueError,
     ),
     "a short bias": (
         {"bias": np.zeros(N, F32)},
-        "^out: its last dimension must equal the columns of the weight",
+        "^bias: must have as many elements as the padded weight has columns: 21 and 24",
         ValueError,
     ),
     "too many rows": (
         {"out": np.full((M + 1, N), CANARY)},
-        "^out: must have as many rows as x",
+        "^out: must have as many rows as x: 6 and 5",
         ValueError,
     ),
     "a small residual": (
         {"residual": np.zeros((M - 1, N), F32)},
-        "^residual: must have the shape of out",
+        "^residual: must have as many rows as out: 4 and 5",
         ValueError,
     ),
     "a residual to broadcast": (
         {"residual": np.zeros(N, F32)},
-        "^residual: must have the shape of out",
+        "^residual: must have as many dimensions as out: 1 and 2",
+        ValueError,
+    ),
+    "a narrow residual": (
+        {"residual": np.zeros((M, 1), F32)},
+        "^residual: must have as many columns as out: 1 and 21",
         ValueError,
     ),
     "x strided": (
@@ -189,12 +198,22 @@ LINEAR_FAULTS = {
         "^out: rows must be evenly spaced in memory",
         ValueError,
     ),
-    "activation too large": (
-        {"activation": max(Activation) + 1},
-        "^activation: is no known number",
+    "out with rows in one place": (
+        {"out": np.lib.stride_tricks.as_strided(np.full(N, CANARY), (M, N), (0, 4))},
+        "^out: its elements must not share memory",
         ValueError,
     ),
-    "activation negative": ({"activation": -1}, "^activation: is no known number", ValueError),
+    "out with overlapping rows": (
+        {"out": np.lib.stride_tricks.as_strided(np.full(200, CANARY), (M, N), (4 * (N - 1), 4))},
+        "^out: its elements must not share memory",
+        ValueError,
+    ),
+    "activation too large": (
+        {"activation": max(Activation) + 1},
+        "^activation: is no known number: 8",
+        ValueError,
+    ),
+    "activation negative": ({"activation": -1}, "^activation: is no known number: -1", ValueError),
 }
 
 
@@ -232,9 +251,8 @@ def test_packed_with_gaps(library, arguments):
 def test_matrices_of_different_lanes(library, arguments):
     panels, k, lanes = arguments["packed"].shape
     arguments["packed"] = np.zeros((panels, k, lanes // 2), F32)
-    check_refused(
-        library.module[operators.LINEAR_RESIDUAL], arguments, "^out: its last dimension must equal"
-    )
+    message = f"^packed: must be {lanes} wide, not {lanes // 2}"
+    check_refused(library.module[operators.LINEAR_RESIDUAL], arguments, message)
 
 
 @pytest.mark.parametrize("name", ["x", "packed", "bias", "residual", "table", "out"])
@@ -263,12 +281,12 @@ def test_a_number_for_a_tensor(library, arguments, name):
 def test_no_number_for_the_activation(library, arguments, value):
     arguments["activation"] = value
     function = library.module[operators.LINEAR_RESIDUAL]
-    check_refused(function, arguments, r"(?s)argument #5 .*activation: int64", TypeError)
+    check_refused(function, arguments, r"(?s)argument #6 .*activation: int64", TypeError)
 
 
 def test_missing_argument(library, arguments, operands):
     for name, given in ((operators.LINEAR_RESIDUAL, arguments), (operators.MATMUL, operands)):
-        kept = {key: value for key, value in given.items() if key not in ("table", "a_perm")}
+        kept = {key: value for key, value in given.items() if key not in ("table", "a_axes")}
         with pytest.raises(TypeError, match=rf"Expected {len(given)} arguments"):
             _call(library.module[name], kept)
         assert (given["out"] == CANARY).all()
@@ -287,139 +305,178 @@ def test_byte_offset(library, arguments, operands):
     _call(library.module[operators.LINEAR_RESIDUAL], given)
 
 
-#: (arguments that are replaced, the message, its type)
+def _overlapping(*strides):
+    """An output of (3, M, N) with these strides, in elements."""
+    return as_strided(np.full(1000, CANARY), (3, M, N), [4 * stride for stride in strides])
+
+
+AXES3, SWAPPED = encode_axes([0, 1, 2]), encode_axes([0, 2, 1])
+EITHER = "elements of its rows or of its columns must be adjacent$"
+SHARED = "^out: its elements must not share memory$"
+
+#: (arguments that are replaced, the message)
 MATMUL_FAULTS = {
-    "a float64": ({"a": np.zeros((3, M, K))}, "^a: must be float32", TypeError),
-    "b int8": ({"b": np.zeros((3, K, N), np.int8)}, "^b: must be float32", TypeError),
-    "out float64": ({"out": np.zeros((3, M, N))}, "^out: must be float32", TypeError),
-    "a a vector": (
-        {"a": np.zeros(K, F32), "a_perm": 0},
-        "^a: must have at least 2 dim",
-        ValueError,
-    ),
-    "b a vector": (
-        {"b": np.zeros(K, F32), "b_perm": 0},
-        "^b: must have at least 2 dim",
-        ValueError,
-    ),
-    "out a matrix": (
-        {"out": np.full((M, N), CANARY), "out_perm": 0x10},
-        "^a: has more dimensions than the output",
-        ValueError,
-    ),
     "another K": (
         {"a": np.zeros((3, M, K + 1), F32)},
-        "^b: its rows must be as many as the columns of a",
-        ValueError,
+        f"^b: its rows must be as many as the columns of a; {K + 1} and {K}$",
     ),
     "another M": (
         {"out": np.full((3, M + 1, N), CANARY)},
-        "^out: must have as many rows as a",
-        ValueError,
+        f"^out: must have as many rows as a: {M + 1} and {M}$",
     ),
     "another N": (
         {"out": np.full((3, M, N - 1), CANARY)},
-        "^out: must have as many columns as b",
-        ValueError,
+        f"^out: must have as many columns as b: {N - 1} and {N}$",
     ),
     "another batch of a": (
         {"a": np.zeros((2, M, K), F32)},
-        "^a: a batch dimension must be 1 or that of the output",
-        ValueError,
+        "^a: a batch dimension must be 1 or that of the output: 2 and 3$",
     ),
     "another batch of b": (
         {"b": np.zeros((4, K, N), F32)},
-        "^b: a batch dimension must be 1 or that of the output",
-        ValueError,
+        "^b: a batch dimension must be 1 or that of the output: 4 and 3$",
+    ),
+    "no batch of b": (
+        {"b": np.zeros((0, K, N), F32)},
+        "^b: a batch dimension must be 1 or that of the output: 0 and 3$",
     ),
     "a smaller batch of out": (
         {"out": np.full((1, M, N), CANARY)},
-        "^a: a batch dimension must be 1 or that of the output",
-        ValueError,
+        "^a: a batch dimension must be 1 or that of the output: 3 and 1$",
     ),
-    "a strided": (
-        {"a": _strided(3, M, K)},
-        "^a: elements of the last dimension must be adjacent",
-        ValueError,
+    "no batch of out": (
+        {"out": np.full((0, M, N), CANARY)},
+        "^a: a batch dimension must be 1 or that of the output: 3 and 0$",
     ),
-    "out strided": (
-        {"out": _strided(3, M, N)},
-        "^out: elements of the last dimension must be adjacent",
-        ValueError,
+    "out a matrix": (
+        {"out": np.full((M, N), CANARY), "out_axes": encode_axes([0, 1])},
+        "^a_axes: must be the code of at least 2 and at most 2 dimensions$",
     ),
-    "b strided": (
-        {"b": _strided(3, K, N)},
-        "^b: elements of its rows or of its columns must be adjacent",
-        ValueError,
+    "a strided": ({"a": _strided(3, M, K)}, f"^a: {EITHER}"),
+    "b strided": ({"b": _strided(3, K, N)}, f"^b: {EITHER}"),
+    "out strided": ({"out": _strided(3, M, N)}, "^out: elements of its rows must be adjacent$"),
+    "a repeated along K": (
+        {"a": as_strided(np.zeros((3, M, K), F32), (3, M, K), (4 * M * K, 4 * K, 0))},
+        f"^a: {EITHER}",
     ),
-    "a_perm moves K": (
-        {"a": np.zeros((3, K, M), F32), "a_perm": encode_perm([0, 2, 1])},
-        "^a: elements of the last dimension must be adjacent",
-        ValueError,
+    "b repeated along N": (
+        {"b": as_strided(np.zeros((3, K, N), F32), (3, K, N), (4 * K * N, 4 * N, 0))},
+        f"^b: {EITHER}",
     ),
-    "out_perm moves N": (
-        {"out": np.full((3, N, M), CANARY), "out_perm": encode_perm([0, 2, 1])},
-        "^out: elements of the last dimension must be adjacent",
-        ValueError,
+    "a backwards": ({"a": np.zeros((3, M, K), F32)[..., ::-1]}, f"^a: {EITHER}"),
+    "out stored by columns": (
+        {"out": np.full((3, N, M), CANARY), "out_axes": SWAPPED},
+        "^out: elements of its rows must be adjacent$",
     ),
-    "too many dimensions": (
-        {"out": np.full((1,) * 7 + (M, N), CANARY), "out_perm": 0x76543210},
-        "^out: must have at most 8 dimensions",
-        ValueError,
+    "out repeated along the batch": ({"out": _overlapping(0, N, 1)}, SHARED),
+    "out repeated along M": ({"out": _overlapping(N, 0, 1)}, SHARED),
+    "out repeated along N": ({"out": _overlapping(M, 1, 0)}, SHARED),
+    "out with overlapping rows": ({"out": _overlapping(M * N, N - 1, 1)}, SHARED),
+    "out with overlapping rows backwards": (
+        {"out": _overlapping(M * N, N - 1, 1)[:, ::-1]},
+        SHARED,
     ),
 }
-for _argument, _tensor in (("a_perm", "a"), ("b_perm", "b"), ("out_perm", "out")):
-    for _kind, _perm in {
-        "a dimension twice": 0x211,
-        "the first dimension thrice": 0x000,
-        "a dimension beyond": 0x310,
-        "no dimensions": -1,
-    }.items():
-        MATMUL_FAULTS[f"{_argument} {_kind}"] = (
-            {_argument: _perm},
-            f"^{_argument}: must name each dimension of {_tensor} once",
-            ValueError,
+for _kind, (_axes, _message) in {
+    "a permutation alone": (0x210, "must be the code of at least 2 and at most {} dimensions"),
+    "no dimensions": (0, "must be the code of at least 2 and at most {} dimensions"),
+    "one dimension": (1 << 32, "must be the code of at least 2 and at most {} dimensions"),
+    "nine dimensions": (9 << 32 | 0x210, "must be the code of at least 2 and at most {} dim"),
+    "all ones": (-1, "must be the code of at least 2 and at most {} dimensions"),
+    "fewer dimensions": (2 << 32 | 0x10, "must name each of the 3 dimensions of {} once"),
+    "a dimension twice": (3 << 32 | 0x211, "must name each of the 3 dimensions of {} once"),
+    "a dimension thrice": (3 << 32 | 0x000, "must name each of the 3 dimensions of {} once"),
+    "a dimension beyond": (3 << 32 | 0x310, "must name each of the 3 dimensions of {} once"),
+    "one beyond as well": (4 << 32 | 0x3210, "must name each of the 3 dimensions of {} once"),
+    "one that is absent": (3 << 32 | 0xF10, "must name each of the 3 dimensions of {} once"),
+}.items():
+    for _name in ("a", "b", "out"):
+        if _kind == "one beyond as well" and _name != "out":
+            continue
+        _most = 8 if _name == "out" else 3
+        MATMUL_FAULTS[f"{_name}_axes: {_kind}"] = (
+            {f"{_name}_axes": _axes},
+            f"^{_name}_axes: {_message.format(_most if 'most' in _message else _name)}",
         )
+
+#: (arguments that are replaced, the message)
+MATMUL_TYPE_FAULTS = {
+    "a float64": ({"a": np.zeros((3, M, K))}, "^a: must be float32"),
+    "b int8": ({"b": np.zeros((3, K, N), np.int8)}, "^b: must be float32"),
+    "out float64": ({"out": np.zeros((3, M, N))}, "^out: must be float32"),
+}
 
 
 @pytest.mark.parametrize("fault", MATMUL_FAULTS)
 def test_matmul(library, operands, fault):
-    replaced, message, error = MATMUL_FAULTS[fault]
+    replaced, message = MATMUL_FAULTS[fault]
     operands.update(replaced)
-    check_refused(library.module[operators.MATMUL], operands, message, error)
+    check_refused(library.module[operators.MATMUL], operands, message)
+
+
+@pytest.mark.parametrize("fault", MATMUL_TYPE_FAULTS)
+def test_matmul_of_other_types(library, operands, fault):
+    replaced, message = MATMUL_TYPE_FAULTS[fault]
+    operands.update(replaced)
+    check_refused(library.module[operators.MATMUL], operands, message, TypeError)
+
+
+@pytest.mark.parametrize("axes", [0x210, -1, 5 << 32])
+def test_axes_of_a_tensor_with_more_dimensions_than_can_be_named(library, operands, axes):
+    operands["out"] = np.full((1,) * 9, CANARY)
+    operands["out_axes"] = 8 << 32 | 0x76543210
+    message = "^out_axes: must name each of the 9 dimensions of out once$"
+    check_refused(library.module[operators.MATMUL], operands, message)
+
+
+AXES2 = encode_axes([0, 1])
 
 
 @pytest.mark.parametrize(
-    "b,b_perm,k,more_panels,message",
+    "b,b_axes,k,more_panels,message",
     [
-        (np.zeros((K, N), F64), 0x10, K, 0, "^b: must be float32"),
-        (np.zeros((2, K, N), F32), 0x210, K, 0, "^b: must have 2 dim"),
-        (np.zeros((K, N), F32), 0x10, K, -1, "^out: must be compact, of shape"),
-        (np.zeros((K, N), F32), 0x10, N, 0, "^out: must be compact, of shape"),
-        (np.zeros((K, N), F32), 0x11, K, 0, "^b_perm: must name each dimension of b once"),
-        (_strided(K, N), 0x10, K, 0, "^b: elements of its rows or of its columns must be adja"),
+        (np.zeros((K, N), F64), AXES2, K, 0, "^b: must be float32"),
+        (np.zeros((2, K, N), F32), AXES2, K, 0, "^b_axes: must name each of the 3 dim"),
+        (np.zeros((K, N), F32), AXES3, K, 0, "^b_axes: must be the code of at least 2 and at most"),
+        (np.zeros((K, N), F32), 0x10, K, 0, "^b_axes: must be the code of at least 2 and at most"),
+        (np.zeros((K, N), F32), AXES2 + 1, K, 0, "^b_axes: must name each of the 2 dim"),
+        (np.zeros((K, N), F32), AXES2, K, -1, rf"^out: must be compact, of shape \(3, {K}, \d+\)$"),
+        (np.zeros((K, N), F32), AXES2, N, 0, rf"^out: must be compact, of shape \(3, {K}, \d+\)$"),
+        (_strided(K, N), AXES2, K, 0, f"^b: {EITHER}"),
     ],
 )
-def test_pack(library, b, b_perm, k, more_panels, message):
+def test_pack(library, b, b_axes, k, more_panels, message):
     lanes = library.machine.lanes
     out = np.full((-(-N // lanes) + more_panels, k, lanes), CANARY)
     with pytest.raises((TypeError, ValueError), match=message):
-        library.module[PACK](tensor(b), b_perm, tensor(out))
+        library.module[PACK](tensor(b), b_axes, tensor(out))
     assert (out == CANARY).all()
 
 
-@pytest.mark.parametrize("axes", [[0, 0], [1, 2], [0, 2], [-1, 0], list(range(9))])
-def test_encode_perm_refuses_what_is_no_permutation(axes):
-    with pytest.raises(ValueError, match=r"^axes: .* no permutation of at most 8 dimensions"):
-        encode_perm(axes)
+@pytest.mark.parametrize("shape", [(), (24,), (3, K)])
+def test_pack_into_other_ranks(library, shape):
+    with pytest.raises(ValueError, match=f"^out: must have 3 dimensions, not {len(shape)}$"):
+        library.module[PACK](tensor(np.zeros((K, N), F32)), AXES2, tensor(np.zeros(shape, F32)))
 
 
-def test_encode_perm():
-    assert encode_perm([0, 1, 2, 3]) == 0x3210
-    assert encode_perm([0, 2, 1, 3]) == 0x3120
-    assert encode_perm([]) == 0
+@pytest.mark.parametrize(
+    "axes", [[0, 0], [1, 2], [0, 2], [-1, 0], [1, None], [None, 0, 0], list(range(9)), [None] * 9]
+)
+def test_encode_axes_refuses_what_names_dimensions_wrongly(axes):
+    with pytest.raises(ValueError, match=r"^axes: .* must name each dimension once"):
+        encode_axes(axes)
+
+
+def test_encode_axes():
+    assert encode_axes([0, 1, 2, 3]) == 4 << 32 | 0x3210
+    assert encode_axes([0, 2, 1, 3]) == 4 << 32 | 0x3120
+    assert encode_axes([None, 0]) == 2 << 32 | 0x0F
+    assert encode_axes([0, None]) == 2 << 32 | 0xF0
+    assert encode_axes([0, None, 1, None]) == 4 << 32 | 0xF1F0
+    assert encode_axes([None, None]) == 2 << 32 | 0xFF
     axes = [3, 0, 7, 1, 2, 6, 5, 4]
-    assert [encode_perm(axes) >> 4 * i & 15 for i in range(8)] == axes
+    assert encode_axes(axes) >> 32 == 8
+    assert [encode_axes(axes) >> 4 * i & 15 for i in range(8)] == axes
 
 
 @pytest.mark.parametrize(

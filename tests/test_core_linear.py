@@ -94,6 +94,25 @@ def test_activations_over_all_floats(library, activation):
     assert (error <= 1e-6 * np.maximum(np.abs(expected[finite]), 0.5)).all()
 
 
+@pytest.mark.parametrize("activation", [Activation.RELU6, Activation.SIGMOID, Activation.TANH])
+def test_activations_over_all_exponents(library, rng, activation):
+    """Within 4 units in the last place, for floats of every exponent; around 0 and the ends too."""
+    mantissas = np.r_[1.0, np.linspace(1, 2, 37, endpoint=False), rng.uniform(1, 2, 90)]
+    sizes = np.concatenate([np.ldexp(mantissas, e) for e in range(-149, 128)])
+    points = np.r_[sizes, np.linspace(0, 110, 20000), 0.0, 6.0, np.nextafter(np.float32(6), 7)]
+    points = np.r_[points, -points].astype(np.float32)
+    weight = Weight.of(library, np.zeros((0, len(points)), np.float32), points)
+    result = linear(library, np.zeros((1, 0), np.float32), weight, activation)[0]
+    expected = activations.reference(activation, points)
+    # an expected value below the normal numbers may come out as one that is
+    unit = np.maximum(np.spacing(np.abs(expected).astype(np.float32)), np.finfo(np.float32).tiny)
+    normal = np.abs(expected) >= np.finfo(np.float32).tiny
+    unit[normal] = np.spacing(np.abs(expected[normal]).astype(np.float32))
+    error = np.abs(result.astype(np.float64) - expected) / unit
+    worst = int(np.argmax(error))
+    assert error[worst] <= 4, f"{error[worst]} units at {points[worst]!r}"
+
+
 def test_no_bias_and_no_rows_of_the_weight_give_zeros(library):
     weight = Weight.of(library, np.zeros((0, 21), np.float32))
     result = linear(library, np.zeros((4, 0), np.float32), weight)
@@ -259,13 +278,13 @@ def test_native_packing_equals_packing_at_compile_time(library, rng):
     """``moonpoly_pack_f32`` on weights by rows, by columns, and strided."""
     lanes = library.machine.lanes
     for k, n in [(1, 1), (5, 3), (8, 8), (9, 40), (33, 67), (64, 31), (17, 129)]:
-        for w, perm in [
-            (values(rng, k, n), 0x10),
-            (values(rng, k, n + 5)[:, :n], 0x10),
-            (values(rng, n, k).T, 0x10),
-            (values(rng, n, k), 0x01),
+        for w, axes in [
+            (values(rng, k, n), (0, 1)),
+            (values(rng, k, n + 5)[:, :n], (0, 1)),
+            (values(rng, n, k).T, (0, 1)),
+            (values(rng, n, k), (1, 0)),
         ]:
             out = np.full((-(-n // lanes), k, lanes), CANARY, np.float32)
-            library.module[PACK](tensor(w), perm, tensor(out))
-            logical = w if perm == 0x10 else w.T
+            library.module[PACK](tensor(w), operators.encode_axes(axes), tensor(out))
+            logical = w.transpose(axes)
             np.testing.assert_array_equal(out, operators.pack_weight(logical, lanes))

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from core_testing import CANARY, ROOT, SIZES, Weight, check_linear, linear, tensor, values
+from core_testing import CANARY, ROOT, SIZES, Weight, check_linear, linear, matmul, values
 from tvm import relax
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.operators import Activation, encode_perm
+from tvm_moonpoly.operators import Activation, encode_axes
 
 WORKER = Path(__file__).with_name("core_memory_worker.py")
 
@@ -90,9 +90,11 @@ def test_misaligned_operands(library, rng, m, n, k, offset):
     for axes in ([0, 1], [1, 0]):
         b = _misaligned(np.ascontiguousarray(weight.w.transpose(axes)), offset)
         out = _misaligned(np.full((m, n), CANARY), offset)
-        permutations = encode_perm([0, 1]), encode_perm(axes), encode_perm([0, 1])
-        library.module[operators.MATMUL](tensor(x), tensor(b), *permutations, tensor(out))
-        check_linear(out, x, Weight(weight.w, None, None, None, None))
+        for a_axes in ([0, 1], [1, 0]):
+            a = _misaligned(np.ascontiguousarray(x.transpose(a_axes)), offset)
+            out[...] = CANARY
+            matmul(library, a, b, out, a_axes, axes)
+            check_linear(out, x, Weight(weight.w, None, None, None, None))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -134,17 +136,16 @@ def test_nan_of_the_residual_and_of_the_bias_stay_in_place(library, rng):
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_nan_in_a_product_stays_in_its_row_and_column(library, rng, by_columns):
+@pytest.mark.parametrize("a_by_columns", [False, True])
+def test_nan_in_a_product_stays_in_its_row_and_column(library, rng, by_columns, a_by_columns):
     a, b = values(rng, 2, 11, 7), values(rng, 2, 7, 19)
     a[0, 3, 2] = np.nan
     b[1, 6, 18] = np.nan  # in the partial panel
     axes = [0, 2, 1] if by_columns else [0, 1, 2]
     memory = np.ascontiguousarray(b.transpose(axes))
     out = np.full((2, 11, 19), CANARY)
-    identity = encode_perm([0, 1, 2])
-    library.module[operators.MATMUL](
-        tensor(a), tensor(memory), identity, encode_perm(axes), identity, tensor(out)
-    )
+    a_axes = [0, 2, 1] if a_by_columns else [0, 1, 2]
+    matmul(library, np.ascontiguousarray(a.transpose(a_axes)), memory, out, a_axes, axes)
     expected = np.zeros(out.shape, bool)
     expected[0, 3, :] = expected[1, :, 18] = True
     np.testing.assert_array_equal(np.isnan(out), expected)
@@ -166,7 +167,7 @@ def executable(target):
     packed = relax.const(operators.pack_weight(w, library.machine.lanes))
     padded = relax.const(operators.pad_bias(bias, 37, library.machine.lanes))
     table = relax.const(library.plan_table(37, 24), "int64")
-    rows, columns = (relax.prim_value(encode_perm(axes)) for axes in ([0, 1, 2], [0, 2, 1]))
+    rows, columns = (relax.prim_value(encode_axes(axes)) for axes in ([0, 1, 2], [0, 2, 1]))
     gelu = relax.prim_value(int(Activation.GELU))
 
     builder = relax.BlockBuilder()
@@ -177,14 +178,14 @@ def executable(target):
             hidden = builder.emit(
                 relax.call_dps_packed(
                     operators.LINEAR,
-                    [x, packed, padded, table, gelu],
+                    [x, packed, padded, table, relax.op.null_value(), gelu],
                     relax.TensorType([b, m, 37], "float32"),
                 )
             )
             scores = builder.emit(
                 relax.call_dps_packed(
                     operators.MATMUL,
-                    [hidden, hidden, rows, columns, rows],
+                    [hidden, hidden, rows, columns, rows, relax.op.null_value()],
                     relax.TensorType([b, m, m], "float32"),
                 )
             )

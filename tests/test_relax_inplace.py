@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 import tvm
-from relax_testing import TARGET, check, module, packed, padded, perm, run_pass, table, tensor
+from relax_testing import (
+    TARGET,
+    axes,
+    check,
+    module,
+    no_text,
+    packed,
+    padded,
+    run_pass,
+    table,
+    tensor,
+)
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -14,7 +25,7 @@ from relax_passes import pipeline
 W, B = tensor(8, 24), tensor(24)
 weight, bias, w_t = relax.const(W), relax.const(B), relax.const(np.ascontiguousarray(W.T))
 p_weight, p_bias, p_zero, p_table = packed(W), padded(B, 24), padded(None, 24), table(24, 8)
-SAME3, SWAPPED3 = perm(0, 1, 2), perm(0, 2, 1)
+SAME3, SWAPPED3 = axes(0, 1, 2), axes(0, 2, 1)
 
 
 @tvm.register_global_func("moonpoly.test.negate", override=True)
@@ -66,14 +77,14 @@ def test_x_written_before_the_bias_is_added():
         n = T.int64()
         y = R.call_dps_packed(
             "moonpoly_linear_f32",
-            (x, p_weight, p_zero, p_table, R.prim_value(0)),
+            (x, p_weight, p_zero, p_table, no_text, R.prim_value(0)),
             out_ty=R.Tensor((n, 24), "float32"),
         )
         x2 = R.call_packed("moonpoly.test.negate", x, ty_args=R.Tensor((n, 8), "float32"))
         z = R.add(y, bias)
         v = R.call_dps_packed(
             "moonpoly_linear_f32",
-            (x2, p_weight, p_bias, p_table, R.prim_value(0)),
+            (x2, p_weight, p_bias, p_table, no_text, R.prim_value(0)),
             out_ty=R.Tensor((n, 24), "float32"),
         )
         return (z, v)
@@ -107,7 +118,7 @@ def test_x_written_in_place_inside_a_dataflow_block():
         with R.dataflow():
             y = R.call_dps_packed(
                 "moonpoly_linear_f32",
-                (x, p_weight, p_zero, p_table, R.prim_value(0)),
+                (x, p_weight, p_zero, p_table, no_text, R.prim_value(0)),
                 out_ty=R.Tensor((n, 24), "float32"),
             )
             x2 = R.call_inplace_packed(
@@ -145,12 +156,12 @@ def test_source_of_permute_dims_written_before_the_product():
         k3 = R.call_packed("moonpoly.test.negate", k, ty_args=R.Tensor((2, n, 8), "float32"))
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (q, k2, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3)),
+            (q, k2, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((2, m, n), "float32"),
         )
         z = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (q, k3, R.prim_value(SAME3), R.prim_value(SWAPPED3), R.prim_value(SAME3)),
+            (q, k3, R.prim_value(SAME3), R.prim_value(SWAPPED3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((2, m, n), "float32"),
         )
         return (y, z)
@@ -194,7 +205,7 @@ def test_residual_written_before_the_activation():
         n = T.int64()
         z = R.call_dps_packed(
             "moonpoly_linear_residual_f32",
-            (x, p_weight, p_zero, r, p_table, R.prim_value(0)),
+            (x, p_weight, p_zero, r, p_table, no_text, R.prim_value(0)),
             out_ty=R.Tensor((n, 24), "float32"),
         )
         r2 = R.call_packed("moonpoly.test.negate", r, ty_args=R.Tensor((n, 24), "float32"))

@@ -8,6 +8,7 @@ from relax_testing import (
     TARGET,
     check,
     module,
+    no_text,
     packed,
     padded,
     run_pass,
@@ -57,14 +58,14 @@ def test_inside_both_branches():
         if c:
             z = R.call_dps_packed(
                 "moonpoly_linear_f32",
-                (x, p_weight, p_bias, p_table, R.prim_value(0)),
+                (x, p_weight, p_bias, p_table, no_text, R.prim_value(0)),
                 out_ty=R.Tensor((n, 24), "float32"),
             )
             u = z
         else:
             v = R.call_dps_packed(
                 "moonpoly_linear_f32",
-                (x, p_weight, p_zero, p_table, R.prim_value(0)),
+                (x, p_weight, p_zero, p_table, no_text, R.prim_value(0)),
                 out_ty=R.Tensor((n, 24), "float32"),
             )
             u = v
@@ -90,7 +91,7 @@ def test_epilogue_inside_a_branch_stays_there():
         n = T.int64()
         y = R.call_dps_packed(
             "moonpoly_linear_f32",
-            (x, p_weight, p_zero, p_table, R.prim_value(0)),
+            (x, p_weight, p_zero, p_table, no_text, R.prim_value(0)),
             out_ty=R.Tensor((n, 24), "float32"),
         )
         if c:
@@ -126,7 +127,7 @@ def test_private_function_and_its_caller():
             n = T.int64()
             y = R.call_dps_packed(
                 "moonpoly_linear_f32",
-                (x, p_weight, p_zero, p_table, R.prim_value(0)),
+                (x, p_weight, p_zero, p_table, no_text, R.prim_value(0)),
                 out_ty=R.Tensor((n, 24), "float32"),
             )
             return y
@@ -162,7 +163,7 @@ def test_nested_function():
             m = T.int64()
             u = R.call_dps_packed(
                 "moonpoly_linear_f32",
-                (z, p_weight, p_zero, p_table, R.prim_value(1)),
+                (z, p_weight, p_zero, p_table, no_text, R.prim_value(1)),
                 out_ty=R.Tensor((m, 24), "float32"),
             )
             return u

@@ -2,14 +2,15 @@
 
 import pytest
 import tvm
-from relax_testing import check, check_left, module, perm, run_pass, tensor
+from relax_testing import axes, check, module, no_text, run_pass, tensor, text
 from tvm import relax
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-SAME3, SAME4 = perm(0, 1, 2), perm(0, 1, 2, 3)
-HEADS_OUT, TRANSPOSED = perm(0, 2, 1, 3), perm(0, 2, 3, 1)
-SWAPPED3 = perm(0, 2, 1)
+SAME2, SAME3, SAME4 = axes(0, 1), axes(0, 1, 2), axes(0, 1, 2, 3)
+ROW, COLUMN, COLUMNS, NONE = axes(None, 0), axes(0, None), axes(0, 1, None), axes(None, None)
+HEADS_OUT, TRANSPOSED = axes(0, 2, 1, 3), axes(0, 2, 3, 1)
+SWAPPED3, SWAPPED2 = axes(0, 2, 1), axes(1, 0)
 
 
 def test_attention_folds_all_permutes():
@@ -40,13 +41,27 @@ def test_attention_folds_all_permutes():
         with R.dataflow():
             scores = R.call_dps_packed(
                 "moonpoly_matmul_f32",
-                (q, k, R.prim_value(HEADS_OUT), R.prim_value(TRANSPOSED), R.prim_value(SAME4)),
+                (
+                    q,
+                    k,
+                    R.prim_value(HEADS_OUT),
+                    R.prim_value(TRANSPOSED),
+                    R.prim_value(SAME4),
+                    no_text,
+                ),
                 out_ty=R.Tensor((b, 12, s, s), "float32"),
             )
             p = R.nn.softmax(scores, axis=-1)
             out = R.call_dps_packed(
                 "moonpoly_matmul_f32",
-                (p, v, R.prim_value(SAME4), R.prim_value(HEADS_OUT), R.prim_value(HEADS_OUT)),
+                (
+                    p,
+                    v,
+                    R.prim_value(SAME4),
+                    R.prim_value(HEADS_OUT),
+                    R.prim_value(HEADS_OUT),
+                    no_text,
+                ),
                 out_ty=R.Tensor((b, s, 12, 32), "float32"),
             )
             R.output(out)
@@ -76,7 +91,7 @@ def test_permutes_are_composed():
         b, s = T.int64(), T.int64()
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (q, k, R.prim_value(HEADS_OUT), R.prim_value(TRANSPOSED), R.prim_value(SAME4)),
+            (q, k, R.prim_value(HEADS_OUT), R.prim_value(TRANSPOSED), R.prim_value(SAME4), no_text),
             out_ty=R.Tensor((b, 12, s, s), "float32"),
         )
         return y
@@ -84,23 +99,44 @@ def test_permutes_are_composed():
     check(before, expected)
 
 
+def test_transposed_operands():
+    @R.function
+    def before(x: R.Tensor(("h", 16, "m"), "float32"), w: R.Tensor(("h", "n", 16), "float32")):
+        xt = R.permute_dims(x, axes=[0, 2, 1])
+        wt = R.permute_dims(w, axes=[0, 2, 1])
+        y = R.matmul(xt, wt)
+        return y
+
+    @R.function
+    def expected(x: R.Tensor(("h", 16, "m"), "float32"), w: R.Tensor(("h", "n", 16), "float32")):
+        h, m, n = T.int64(), T.int64(), T.int64()
+        y = R.call_dps_packed(
+            "moonpoly_matmul_f32",
+            (x, w, R.prim_value(SWAPPED3), R.prim_value(SWAPPED3), R.prim_value(SAME3), no_text),
+            out_ty=R.Tensor((h, m, n), "float32"),
+        )
+        return y
+
+    assert check(before, expected) == ["product, permute_dims of a, b folded"]
+
+
 def test_permutes_that_leave_no_unit_stride_stay():
     @R.function
-    def before(x: R.Tensor(("h", 16, "m"), "float32"), w: R.Tensor(("n", 16, "h"), "float32")):
-        xt = R.permute_dims(x, axes=[0, 2, 1])  # unit stride in m
-        wt = R.permute_dims(w, axes=[2, 1, 0])  # unit stride in the batch
+    def before(x: R.Tensor(("m", 16, "h"), "float32"), w: R.Tensor(("n", 16, "h"), "float32")):
+        xt = R.permute_dims(x, axes=[2, 0, 1])  # unit stride in the batch
+        wt = R.permute_dims(w, axes=[2, 1, 0])
         y = R.matmul(xt, wt)
         z = R.permute_dims(y, axes=[0, 2, 1])  # would be stored with unit stride in m
         return z
 
     @R.function
-    def expected(x: R.Tensor(("h", 16, "m"), "float32"), w: R.Tensor(("n", 16, "h"), "float32")):
+    def expected(x: R.Tensor(("m", 16, "h"), "float32"), w: R.Tensor(("n", 16, "h"), "float32")):
         h, m, n = T.int64(), T.int64(), T.int64()
-        xt = R.permute_dims(x, axes=[0, 2, 1])
+        xt = R.permute_dims(x, axes=[2, 0, 1])
         wt = R.permute_dims(w, axes=[2, 1, 0])
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (xt, wt, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3)),
+            (xt, wt, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((h, m, n), "float32"),
         )
         z = R.permute_dims(y, axes=[0, 2, 1])
@@ -123,7 +159,7 @@ def test_folds_the_part_of_a_chain_that_has_a_unit_stride():
         w1 = R.permute_dims(w, axes=[2, 1, 0])
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (x, w1, R.prim_value(SAME3), R.prim_value(SWAPPED3), R.prim_value(SAME3)),
+            (x, w1, R.prim_value(SAME3), R.prim_value(SWAPPED3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((h, m, n), "float32"),
         )
         return y
@@ -153,7 +189,7 @@ def test_weight_that_is_a_parameter():
         b, s = T.int64(), T.int64()
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (x, w, R.prim_value(SAME3), R.prim_value(0x01), R.prim_value(SAME3)),
+            (x, w, R.prim_value(SAME3), R.prim_value(SWAPPED2), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((b, s, 16), "float32"),
         )
         return y
@@ -174,7 +210,7 @@ def test_batched_constant():
         n = T.int64()
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (x, stack, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3)),
+            (x, stack, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((12, n, 24), "float32"),
         )
         return y
@@ -195,12 +231,12 @@ def test_product_stored_permuted_is_read_as_it_is_stored():
         s = T.int64()
         t = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (x, x, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(perm(1, 0, 2))),
+            (x, x, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(axes(1, 0, 2)), no_text),
             out_ty=R.Tensor((s, s, s), "float32"),
         )
         z = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (t, t, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3)),
+            (t, t, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((s, s, s), "float32"),
         )
         return z
@@ -229,7 +265,7 @@ def test_dataflow_variable_of_another_block_is_not_reached_for():
             R.output(t)
         y = R.call_dps_packed(
             "moonpoly_matmul_f32",
-            (x, t, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3)),
+            (x, t, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3), no_text),
             out_ty=R.Tensor((h, m, n), "float32"),
         )
         return y
@@ -237,23 +273,88 @@ def test_dataflow_variable_of_another_block_is_not_reached_for():
     check(before, expected)
 
 
-def test_batch_dims_of_two_symbols_are_left():
+def test_batch_dims_of_two_symbols():
     @R.function
     def before(x: R.Tensor(("h", "m", 16), "float32"), w: R.Tensor(("g", 16, "n"), "float32")):
         y = R.matmul(x, w)
         return y
 
-    assert check_left(before) == ["no output shape known"]
-
-
-def test_1d_operands_are_left():
     @R.function
-    def before(x: R.Tensor(("k",), "float32"), w: R.Tensor(("k", "n"), "float32")):
+    def expected(x: R.Tensor(("h", "m", 16), "float32"), w: R.Tensor(("g", 16, "n"), "float32")):
+        h, g, m, n = T.int64(), T.int64(), T.int64(), T.int64()
+        batch = T.int64()
+        p = R.call_dps_packed(
+            "moonpoly_matmul_f32",
+            (x, w, R.prim_value(SAME3), R.prim_value(SAME3), R.prim_value(SAME3), no_text),
+            out_ty=R.Tensor((T.Select(h == 1, g, h), m, n), "float32"),
+        )
+        c = R.match_cast(p, R.Tensor((batch, m, n), "float32"))
+        y = c
+        return y
+
+    check(before, expected)
+
+
+def test_ranks_alone():
+    names = text("matmul (x_0, x_1) x (w_0, w_1, w_2): x_1 = #, w_1 = #")
+
+    @R.function
+    def before(x: R.Tensor(ndim=2, dtype="float32"), w: R.Tensor(ndim=3, dtype="float32")):
+        y = R.matmul(x, w)
+        return y
+
+    @R.function
+    def expected(x: R.Tensor(ndim=2, dtype="float32"), w: R.Tensor(ndim=3, dtype="float32")):
+        m, k, b, j, n = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
+        _x = R.match_cast(x, R.Tensor((m, k), "float32"))
+        _w = R.match_cast(w, R.Tensor((b, j, n), "float32"))
+        y = R.call_dps_packed(
+            "moonpoly_matmul_f32",
+            (x, w, R.prim_value(SAME2), R.prim_value(SAME3), R.prim_value(SAME3), names),
+            out_ty=R.Tensor((b, m, n), "float32"),
+        )
+        return y
+
+    check(before, expected)
+
+
+def test_vectors():
+    @R.function
+    def before(
+        x: R.Tensor(("k",), "float32"),
+        w: R.Tensor(("k", "n"), "float32"),
+        v: R.Tensor(("b", "n", "k"), "float32"),
+    ):
         y = R.matmul(x, w)
         z = R.matmul(x, x)
-        return (y, z)
+        u = R.matmul(v, x)
+        return (y, z, u)
 
-    assert check_left(before) == ["1-D operand", "1-D operand"]
+    @R.function
+    def expected(
+        x: R.Tensor(("k",), "float32"),
+        w: R.Tensor(("k", "n"), "float32"),
+        v: R.Tensor(("b", "n", "k"), "float32"),
+    ):
+        b, n = T.int64(), T.int64()
+        y = R.call_dps_packed(
+            "moonpoly_matmul_f32",
+            (x, w, R.prim_value(ROW), R.prim_value(SAME2), R.prim_value(ROW), no_text),
+            out_ty=R.Tensor((n,), "float32"),
+        )
+        z = R.call_dps_packed(
+            "moonpoly_matmul_f32",
+            (x, x, R.prim_value(ROW), R.prim_value(COLUMN), R.prim_value(NONE), no_text),
+            out_ty=R.Tensor((), "float32"),
+        )
+        u = R.call_dps_packed(
+            "moonpoly_matmul_f32",
+            (v, x, R.prim_value(SAME3), R.prim_value(COLUMN), R.prim_value(COLUMNS), no_text),
+            out_ty=R.Tensor((b, n), "float32"),
+        )
+        return (y, z, u)
+
+    check(before, expected)
 
 
 @pytest.mark.parametrize(("rank", "count"), [(8, 1), (9, 0)])

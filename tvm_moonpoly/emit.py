@@ -1,14 +1,16 @@
 """Small helpers to write native functions with tvm's IRBuilder.
 
 The library's loops are private PrimFuncs over raw pointers. A private function is called natively
-(no packed calling convention), cannot fail, returns nothing, and keeps its scratch below 1 KiB on
-the stack: those are the limits of tvm 0.27 on native callees.
+(no packed calling convention), returns nothing, and keeps its scratch below 1 KiB on the stack:
+those are the limits of tvm 0.27 on native callees. One that may fail returns its status, and its
+caller fails with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import tvm
@@ -22,6 +24,8 @@ INT = "int64"
 FLOAT = "float32"
 FLOATS = "float32*"
 INTS = "int64*"
+BYTE = "uint8"
+BYTES = "uint8*"
 
 #: Nominal length of a flat view of a pointer. Nothing checks it; it only has to be large.
 _UNBOUNDED = 1 << 40
@@ -35,8 +39,9 @@ class Pointer:
 
     @classmethod
     def to(cls, data: Expr, dtype: str) -> Pointer:
-        """A view of what ``data`` points to."""
-        return cls(T.decl_buffer((_UNBOUNDED,), dtype, data=data, align=4, layout=None))
+        """A view of what ``data`` points to; nothing beyond the alignment of floats is assumed."""
+        align = min(4, item_size(dtype))
+        return cls(T.decl_buffer((_UNBOUNDED,), dtype, data=data, align=align, layout=None))
 
     def __getitem__(self, index: Expr) -> Expr:
         return self.buffer[index]
@@ -48,22 +53,44 @@ class Pointer:
         """The address of element ``index``."""
         return T.address_of(self.buffer[index])
 
+    def unless(self, condition: Expr, other: Pointer) -> Pointer:
+        """This memory, or ``other`` of the same type where ``condition`` holds."""
+        dtype = str(self.buffer.dtype)
+        addresses = [other.at(0), self.at(0)]
+        kind = PointerType(PrimType(dtype), "global")
+        chosen = tvm.ir.Call("prim.if_then_else", [condition, *addresses], ret_ty=kind)
+        return Pointer.to(T.Bind(chosen), dtype)
+
 
 class Functions:
     """The functions of one native module, by name, while they are being written."""
 
     def __init__(self) -> None:
-        #: the private functions that are not to be inlined
-        self.separated: list[str] = []
+        #: the private functions that LLVM is told something about, by its word for it
+        self.marks: dict[str, list[str]] = {"noinline": [], "cold": [], "optsize": []}
         self._defined: dict[GlobalVar, tirx.PrimFunc] = {}
         self._names: dict[str, GlobalVar] = {}
+        self._fallible: set[str] = set()
+
+    @staticmethod
+    def current() -> Functions:
+        """The functions of which one is being written."""
+        return _current.get()
 
     def __getitem__(self, name: str) -> Callable[..., None]:
-        """A callable that emits a native call of the private function ``name``."""
+        """A callable that emits a native call of the private function ``name``.
+
+        When that function fails, the function that calls it fails with the same error.
+        """
         function = self._global(name)
 
         def call(*arguments: Expr) -> None:
-            T.evaluate(function(*[as_int(a) if isinstance(a, int) else a for a in arguments]))
+            given = [as_int(a) if isinstance(a, int) else a for a in arguments]
+            if name in self._fallible:
+                status = tvm.ir.Call(function, given, ret_ty=STATUS)
+                unless(status == tirx.const(0, STATUS), fail)
+            else:
+                T.evaluate(function(*given))
 
         return call
 
@@ -73,17 +100,37 @@ class Functions:
 
     def separate(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
         """Define a private function that is not to be inlined."""
-        self.separated.append(name)
+        self.marks["noinline"].append(name)
+        return self.private(name, **parameters)
+
+    def compact(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define a private function whose loops LLVM is not to unroll or vectorize at length."""
+        self.marks["optsize"].append(name)
+        return self.separate(name, **parameters)
+
+    def rare(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define a private function that is hardly ever called."""
+        self.marks["cold"].append(name)
+        return self.separate(name, **parameters)
+
+    def fallible(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
+        """Define a private function, not to be inlined, that may fail; before any call of it."""
+        if name in self._names:
+            raise ValueError(f"name: {name} is called before it is defined")
+        self.marks["noinline"].append(name)
+        self._fallible.add(name)
         return self.private(name, **parameters)
 
     def private(self, name: str, **parameters: str) -> Callable[[Callable[..., None]], None]:
         """Define the private function ``name``; the decorated Python function emits its body."""
 
         def define(body: Callable[..., None]) -> None:
-            with IRBuilder() as builder:
+            with self._writing() as builder:
                 with T.prim_func(private=True, s_tir=True):
                     T.func_name(name)
                     T.func_attr({"calling_conv": -1})
+                    if name in self._fallible:
+                        T.func_ret(PrimType(STATUS))
                     arguments = _declare(parameters)
                     body(
                         **{
@@ -102,7 +149,7 @@ class Functions:
         """Define the packed function ``name``; tensors are parameters of kind ``"handle"``."""
 
         def define(body: Callable[..., None]) -> None:
-            with IRBuilder() as builder:
+            with self._writing() as builder:
                 with T.prim_func(s_tir=True):
                     T.func_name(name)
                     T.func_attr({"global_symbol": name})
@@ -122,6 +169,24 @@ class Functions:
 
     def _global(self, name: str) -> GlobalVar:
         return self._names.setdefault(name, GlobalVar(name))
+
+    @contextmanager
+    def _writing(self) -> Any:
+        token = _current.set(self)
+        try:
+            with IRBuilder() as builder:
+                yield builder
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[Functions] = ContextVar("functions")
+
+#: What a function that may fail returns.
+STATUS = "int32"
+
+#: The packed function without arguments that fails, its error having been raised before.
+FAIL = "moonpoly_fail"
 
 
 def _declare(parameters: dict[str, str]) -> list[Expr]:
@@ -210,6 +275,25 @@ def when(condition: Expr) -> Any:
         yield
 
 
+def unless(
+    condition: Expr, rare: Callable[[], None], usual: Callable[[], None] | None = None
+) -> None:
+    """``rare()`` unless ``condition`` holds, else ``usual()`` or nothing.
+
+    tvm tells LLVM that an ``if`` without an else is taken; this one has both.
+    """
+    nothing = T.call_llvm_intrin("void", "llvm.donothing")
+    branch(condition, usual or (lambda: T.evaluate(nothing)), rare)
+
+
+def fail() -> None:
+    """Leave the function that is being written with the error that has been raised.
+
+    tvm's way out of a function is a packed call that fails: the one of `FAIL` is inlined to it.
+    """
+    T.evaluate(T.call_cpacked(FAIL))
+
+
 def branch(condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """``if condition: then() else: otherwise()``."""
     with T.If(condition):
@@ -235,9 +319,14 @@ def switch(value: Expr, cases: Sequence[int], emit: Callable[[int], None]) -> No
     )
 
 
+def item_size(dtype: str) -> int:
+    """Bytes of one element."""
+    return tvm.DataType(dtype).bits // 8
+
+
 def scratch(elements: int, dtype: str = FLOAT) -> Pointer:
     """Memory on the stack; less than 1 KiB, or tvm would take it from the heap."""
-    size = elements * (8 if dtype == INT else 4)
+    size = elements * item_size(dtype)
     if size >= 1024:
         raise ValueError(f"elements: scratch of {size} bytes does not stay on the stack")
     return Pointer(T.alloc_buffer((elements,), dtype, scope="global", layout=None))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from tvm.target import Target
 from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes
 
 PIPELINE = "moonpoly_native"
+
+_NONE: Mapping[str, Sequence[str]] = {}
 
 
 def _native_pipeline() -> tuple[Any, Any, Any]:
@@ -48,24 +50,27 @@ def _native_pipeline() -> tuple[Any, Any, Any]:
     return tvm.ir.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
 
 
-def build(module: tvm.IRModule, target: Target, separate: Sequence[str] = ()) -> Any:
+def build(module: tvm.IRModule, target: Target, marks: Mapping[str, Sequence[str]] = _NONE) -> Any:
     """Compile ``module`` for the CPU ``target`` to one LLVM runtime module.
 
-    The private functions named in ``separate`` are not inlined.
+    ``marks``: private functions by the LLVM attribute that they are given: those that are
+    ``noinline``, those to which nothing leads that is often done (``cold``), those that are to be
+    kept short (``optsize``).
     """
     tirx.register_tir_pipeline(PIPELINE, _native_pipeline)
     # a context of its own: what the user switched off in theirs is about their model
     with tvm.transform.PassContext():
-        return _build(module, target, separate)
+        return _build(module, target, marks)
 
 
-def _build(module: tvm.IRModule, target: Target, separate: Sequence[str]) -> Any:
-    if not separate:
+def _build(module: tvm.IRModule, target: Target, marks: Mapping[str, Sequence[str]]) -> Any:
+    if not any(marks.values()):
         return tirx.build(module, target=target, pipeline=PIPELINE)
     with tempfile.TemporaryDirectory() as folder:
         attributes = Path(folder) / "attributes.csv"
         # the names that tvm's code generator gives to private functions
-        attributes.write_text("".join(f"_internal_{name},noinline\n" for name in separate))
+        lines = [f"_internal_{name},{mark}\n" for mark, names in marks.items() for name in names]
+        attributes.write_text("".join(lines))
         config = {k: v for k, v in json.loads(str(target)).items() if k not in ("tag", "keys")}
         config["cl-opt"] = [
             *config.get("cl-opt", []),

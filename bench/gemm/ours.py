@@ -52,13 +52,13 @@ def direct(target: tvm.target.Target) -> Peer:
         if shape.dynamic:
             stored = operands.b if operands.b is not None else operands.bt
             assert stored is not None
-            b, plain = view(stored), operators.encode_perm([0, 1, 2])
-            right = operators.encode_perm([0, 2, 1]) if shape.transposed else plain
-            return lambda: product(a, b, plain, right, plain, out)
+            b, plain = view(stored), operators.encode_axes([0, 1, 2])
+            right = operators.encode_axes([0, 2, 1]) if shape.transposed else plain
+            return lambda: product(a, b, plain, right, plain, None, out)
         assert operands.b is not None
         made, activation = constants(operands.b), int(operators.Activation.NONE)
         packed, bias, table = made.packed, made.bias, made.table
-        return lambda: linear(a, packed, bias, table, activation, out)
+        return lambda: linear(a, packed, bias, table, None, activation, out)
 
     mode = "packed function of the operator library, output given by the caller"
     return Peer(DIRECT, mode, prepare, products=True)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from tvm.target import Target
 
+from tvm_moonpoly.operators import plain, verify
 from tvm_moonpoly.operators.activation import Activation
-from tvm_moonpoly.operators.linear import LINEAR, LINEAR_RESIDUAL
-from tvm_moonpoly.operators.matmul import MATMUL
+from tvm_moonpoly.operators.chain import Chain, Step
+from tvm_moonpoly.operators.linear import LINEAR, LINEAR_CHAIN, LINEAR_RESIDUAL, PACK
+from tvm_moonpoly.operators.matmul import MATMUL, MATMUL_CHAIN
 from tvm_moonpoly.operators.operator_library import (
     OperatorLibrary,
     described,
@@ -18,15 +20,24 @@ from tvm_moonpoly.operators.operator_library import (
     supported,
 )
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
+from tvm_moonpoly.operators.tensors import ABSENT, COUNT_BIT, MAX_DIMS
 
 __all__ = [
     "LINEAR",
+    "LINEAR_CHAIN",
     "LINEAR_RESIDUAL",
     "MATMUL",
+    "MATMUL_CHAIN",
+    "PACK",
+    "PRODUCTS",
+    "VERIFY",
+    "ZEROS_IF_EMPTY",
     "Activation",
+    "Chain",
     "OperatorLibrary",
+    "Step",
     "described",
-    "encode_perm",
+    "encode_axes",
     "lanes",
     "library",
     "pack_weight",
@@ -35,15 +46,38 @@ __all__ = [
     "supported",
 ]
 
+#: The packed function of a product by the types of its operands and of its result.
+PRODUCTS = {
+    ("float32", "float32", "float32"): MATMUL,
+    **{(kind.operand, kind.operand, kind.out): kind.function for kind in plain.KINDS},
+}
 
-def encode_perm(axes: Sequence[int]) -> int:
-    """A permutation as the packed functions take it: 4 bits a dimension, the first lowest.
+#: Those that compare a result with another one, and that clear the product of empty operands, by
+#: the type of the result.
+VERIFY = {kind.dtype: kind.verify for kind in verify.KINDS}
+ZEROS_IF_EMPTY = {kind.dtype: kind.zeros_if_empty for kind in verify.KINDS}
 
-    Raises ValueError when ``axes`` is no permutation of at most 8 dimensions.
+
+def encode_axes(axes: Sequence[int | None]) -> int:
+    """An axes code: how a product sees a stored tensor.
+
+    Dimension i of the product is dimension ``axes[i]`` of the tensor, or one of size 1 that the
+    tensor lacks where that is None. 4 bits a dimension of the product, the first lowest, 15 for
+    None, and in bits 32 to 35 how many there are.
+
+    Raises ValueError when there are more than 8, or ``axes`` does not name each of the tensor's
+    dimensions once.
     """
-    if sorted(axes) != list(range(len(axes))) or len(axes) > 8:
-        raise ValueError(f"axes: {list(axes)} is no permutation of at most 8 dimensions")
-    return sum(axis << 4 * i for i, axis in enumerate(axes))
+    named = sorted(axis for axis in axes if axis is not None)
+    if len(axes) > MAX_DIMS or named != list(range(len(named))):
+        raise ValueError(
+            f"axes: {list(axes)} must name each dimension once, None the absent ones, at most "
+            f"{MAX_DIMS} in all"
+        )
+    code = len(axes) << COUNT_BIT
+    for i, axis in enumerate(axes):
+        code |= (ABSENT if axis is None else axis) << 4 * i
+    return code
 
 
 def plan_table(n: int, k: int, target: Target) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Activations of an epilogue: what they compute, and their vector code.
 
 exp is a Taylor polynomial after range reduction by multiples of ln 2 (Cody and Waite), erf a
-rational function. NaN and infinity pass as in numpy.
+rational function, tanh a quotient of exp(2x) - 1. NaN and infinity pass as in numpy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class Activation(IntEnum):
     GELU = 2
     GELU_TANH = 3
     SILU = 4
+    RELU6 = 5
+    SIGMOID = 6
+    TANH = 7
 
 
 def reference(activation: Activation, x: np.ndarray) -> np.ndarray:
@@ -39,6 +42,12 @@ def reference(activation: Activation, x: np.ndarray) -> np.ndarray:
             return 0.5 * x * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         if activation == Activation.SILU:
             return x / (1.0 + np.exp(-x))
+        if activation == Activation.RELU6:
+            return np.where(x < 0, 0.0, np.where(x > 6, 6.0, x))
+        if activation == Activation.SIGMOID:
+            return 1.0 / (1.0 + np.exp(-x))
+        if activation == Activation.TANH:
+            return np.tanh(x)
     return x
 
 
@@ -51,6 +60,9 @@ def emit(functions: Functions, lanes: int) -> None:
         Activation.GELU: _gelu,
         Activation.GELU_TANH: _gelu_tanh,
         Activation.SILU: _silu,
+        Activation.RELU6: _relu6,
+        Activation.SIGMOID: _sigmoid,
+        Activation.TANH: _tanh,
     }
 
     @functions.separate("moonpoly_activate", c=FLOATS, ldc=INT, m=INT, n=INT, activation=INT)
@@ -86,37 +98,49 @@ def _keep_integer(lanes: int, value: Expr) -> Expr:
     return cell(value, "int32", lanes)
 
 
+def _reduced(x: Expr, lanes: int) -> tuple[Expr, Expr]:
+    """``n`` and ``r`` with x = n ln 2 + r: n a whole number, r within ln 2 / 2 of 0."""
+    n = _keep(lanes, tirx.floor(x * _constant(1.0 / math.log(2.0), lanes) + _constant(0.5, lanes)))
+    # ln 2 in two parts, the first with few bits so that n times it is exact
+    r = _keep(lanes, x - n * _constant(0.693359375, lanes))
+    return n, _keep(lanes, r - n * _constant(math.log(2.0) - 0.693359375, lanes))
+
+
+def _taylor(r: Expr, first: int, lanes: int) -> Expr:
+    """The sum of ``r**i / (first + i)!`` up to the seventh power of exp's series."""
+    p = _constant(1.0 / math.factorial(7), lanes)
+    for power in range(6, first - 1, -1):
+        p = _keep(lanes, p * r + _constant(1.0 / math.factorial(power), lanes))
+    return p
+
+
+def _whole(n: Expr, lanes: int) -> Expr:
+    """An exponent as an int32; 0 for NaN, whose conversion would be undefined."""
+    # tvm takes `n == n` for true
+    number = tirx.Select(n < _constant(1000.0, lanes), n, _constant(0.0, lanes))
+    return _keep_integer(lanes, tirx.Cast(_as_type("int32", lanes), number))
+
+
 def _exp(x: Expr, lanes: int) -> Expr:
     """exp(x) over all floats: 0 and infinity at the ends, NaN kept.
 
     Results below 2e-35 are 0: products with them would be subnormal, which takes a hundred times
     longer, and no activation can tell them from 0.
     """
-
-    def constant(value: float) -> Expr:
-        return _constant(value, lanes)
-
     x = _keep(lanes, x)
-    low, high = constant(_SMALLEST), constant(89.0)
+    low, high = _constant(_SMALLEST, lanes), _constant(89.0, lanes)
     # a comparison with NaN is false: NaN stays
     tiny = x < low
     x = _keep(lanes, tirx.Select(tiny, low, x))
     x = _keep(lanes, tirx.Select(x > high, high, x))
-    n = _keep(lanes, tirx.floor(x * constant(1.0 / math.log(2.0)) + constant(0.5)))
-    # ln 2 in two parts, the first with few bits so that n times it is exact
-    r = _keep(lanes, x - n * constant(0.693359375))
-    r = _keep(lanes, r - n * constant(math.log(2.0) - 0.693359375))
-    p = constant(1.0 / math.factorial(7))
-    for power in range(6, -1, -1):
-        p = _keep(lanes, p * r + constant(1.0 / math.factorial(power)))
-    # 2^n in two factors, since n may lie outside the exponents of a float. NaN has no integer;
-    # p is NaN then and any factor will do, but the conversion must not be undefined.
-    exponent = _keep_integer(
-        lanes, tirx.Cast(_as_type("int32", lanes), tirx.Select(n == n, n, constant(0.0)))
-    )
+    n, r = _reduced(x, lanes)
+    p = _taylor(r, 0, lanes)
+    # 2^n in two factors, since n may lie outside the exponents of a float. Where x is NaN, p is
+    # NaN then and any factor will do.
+    exponent = _whole(n, lanes)
     half = _keep_integer(lanes, tirx.shift_right(exponent, _integer(1, lanes)))
     power = _keep(lanes, p * _power_of_two(half, lanes) * _power_of_two(exponent - half, lanes))
-    return tirx.Select(tiny, constant(0.0), power)
+    return tirx.Select(tiny, _constant(0.0, lanes), power)
 
 
 _SMALLEST = -80.0
@@ -129,7 +153,7 @@ def _integer(value: int, lanes: int) -> Expr:
 
 def _power_of_two(n: Expr, lanes: int) -> Expr:
     bits = tirx.shift_left(n + _integer(127, lanes), _integer(23, lanes))
-    return tirx.reinterpret(_as_type("float32", lanes), bits)
+    return _as_float(bits, lanes)
 
 
 #: erf(z) = z * P(z^2) / Q(z^2) for |z| <= 4, lowest power first: the minimax fit of these degrees
@@ -179,3 +203,40 @@ def _silu(x: Expr, lanes: int) -> Expr:
     """x * sigmoid(x)."""
     x = _keep(lanes, x)
     return x / (_constant(1.0, lanes) + _exp(_constant(0.0, lanes) - x, lanes))
+
+
+def _relu6(x: Expr, lanes: int) -> Expr:
+    """min(max(x, 0), 6), NaN kept."""
+    x, zero, six = _keep(lanes, x), _constant(0.0, lanes), _constant(6.0, lanes)
+    x = _keep(lanes, tirx.Select(x < zero, zero, x))
+    return tirx.Select(x > six, six, x)
+
+
+def _sigmoid(x: Expr, lanes: int) -> Expr:
+    """1 / (1 + exp(-x))."""
+    one = _constant(1.0, lanes)
+    return one / (one + _exp(_constant(0.0, lanes) - x, lanes))
+
+
+def _tanh(x: Expr, lanes: int) -> Expr:
+    """tanh(x) = t / (t + 2) with t = exp(2 |x|) - 1, and the sign of x.
+
+    t has no cancellation near 0: it is 2^n q + (2^n - 1), q = exp(r) - 1 without its constant term.
+    """
+    bits = _keep_integer(lanes, tirx.reinterpret(_as_type("int32", lanes), _keep(lanes, x)))
+    sign = _integer(-(1 << 31), lanes)
+    magnitude = _keep(lanes, _as_float(tirx.bitwise_and(bits, tirx.bitwise_not(sign)), lanes))
+    # 1 from there on; NaN stays
+    end = _constant(10.0, lanes)
+    magnitude = _keep(lanes, tirx.Select(magnitude > end, end, magnitude))
+    n, r = _reduced(magnitude * _constant(2.0, lanes), lanes)
+    q = _keep(lanes, r * _taylor(r, 1, lanes))
+    power = _keep(lanes, _power_of_two(_whole(n, lanes), lanes))
+    t = _keep(lanes, power * q + (power - _constant(1.0, lanes)))
+    result = t / (t + _constant(2.0, lanes))
+    positive = tirx.reinterpret(_as_type("int32", lanes), result)
+    return _as_float(tirx.bitwise_or(positive, tirx.bitwise_and(bits, sign)), lanes)
+
+
+def _as_float(bits: Expr, lanes: int) -> Expr:
+    return tirx.reinterpret(_as_type("float32", lanes), bits)

@@ -23,76 +23,89 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.operators import chaining
 from tvm_moonpoly.operators.activation import Activation
+from tvm_moonpoly.operators.chaining import Program
+from tvm_moonpoly.operators.errors import require, require_match
 from tvm_moonpoly.operators.gemm_tiles import zeros_row
 from tvm_moonpoly.operators.sharing import run_items, share_of
-from tvm_moonpoly.operators.tensors import Tensor, View, require, require_permutation
+from tvm_moonpoly.operators.tensors import MAX_DIMS, Tensor, View
 from tvm_moonpoly.planner import native
 from tvm_moonpoly.planner.plan import BMode
 
 LINEAR = "moonpoly_linear_f32"
 LINEAR_RESIDUAL = "moonpoly_linear_residual_f32"
+LINEAR_CHAIN = "moonpoly_linear_chain_f32"
 PACK = "moonpoly_pack_f32"
+
+#: What comes after the table of plans, before the output.
+_EPILOGUES = {
+    LINEAR: {"activation": INT},
+    LINEAR_RESIDUAL: {"activation": INT},
+    LINEAR_CHAIN: chaining.PARAMETERS,
+}
 
 
 def emit(functions: Functions, machine: Machine) -> None:
-    """Define `LINEAR`, `LINEAR_RESIDUAL` and `PACK` in ``functions``."""
-    _emit_linear(functions, machine, residual=False)
-    _emit_linear(functions, machine, residual=True)
+    """Define `LINEAR`, `LINEAR_RESIDUAL`, `LINEAR_CHAIN` and `PACK` in ``functions``."""
+    for name in _EPILOGUES:
+        _emit_linear(functions, machine, name)
     _emit_pack(functions, machine)
 
 
-def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None:
-    tensors = ["x", "packed", "bias", *(["residual"] if residual else []), "table"]
-    parameters = {**dict.fromkeys(tensors, "handle"), "activation": INT, "out": "handle"}
+def _emit_linear(functions: Functions, machine: Machine, name: str) -> None:
+    tensors = ["x", "packed", "bias", *(["residual"] if name == LINEAR_RESIDUAL else []), "table"]
+    parameters = {**dict.fromkeys(tensors, "handle"), "labels": "handle", **_EPILOGUES[name]}
 
-    @functions.public(LINEAR_RESIDUAL if residual else LINEAR, **parameters)
+    @functions.public(name, **parameters, out="handle")
     def _(**handles: Any) -> None:
         x, packed, bias = (Tensor(handles[name], name) for name in ("x", "packed", "bias"))
         table = Tensor(handles["table"], "table", INT)
         out = Tensor(handles["out"], "out")
-        activation = handles["activation"]
+        activation: Expr = handles.get("activation", as_int(int(Activation.NONE)))
         require(x.ndim >= 1, "x", "must have at least 1 dimension")
-        require(out.ndim == x.ndim, "out", "must have as many dimensions as x")
-        require(packed.ndim == 3, "packed", "must have 3 dimensions")
+        rule = "must have as many dimensions as x: # and #"
+        require(out.ndim == x.ndim, "out", rule, out.ndim, x.ndim)
+        require(packed.ndim == 3, "packed", "must have 3 dimensions, not #", packed.ndim)
         bias.require_vector()
         table.require_vector()
-        require(
-            tirx.all(activation >= 0, activation <= int(max(Activation))),
-            "activation",
-            "is no known number",
-        )
+        if "activation" in handles:
+            known = tirx.all(activation >= 0, activation <= int(max(Activation)))
+            require(known, "activation", "is no known number: #", activation)
         k = let(x.shape[x.ndim - 1])
         n = let(out.shape[out.ndim - 1])
         m = x.size_of_leading()
-        require(packed.shape[1] == k, "x", "its last dimension must equal the rows of the weight")
-        require(
-            tirx.all(
-                packed.shape[0] == ceil_div(n, machine.lanes),
-                packed.shape[2] == machine.lanes,
-                bias.shape[0] == packed.shape[0] * machine.lanes,
-            ),
-            "out",
-            "its last dimension must equal the columns of the weight",
-        )
-        require(out.size_of_leading() == m, "out", "must have as many rows as x")
-        require(
-            packed.row_stride(as_int(machine.lanes)) == machine.lanes, "packed", "must be compact"
-        )
-        lda, ldc = x.row_stride(k), out.row_stride(n)
+        rule = "its last dimension must equal the rows of the weight"
+        require_match(k, packed.shape[1], handles["labels"], "x", rule)
+        width = let(packed.shape[2])
+        require(width == machine.lanes, "packed", f"must be {machine.lanes} wide, not #", width)
+        rule = "its last dimension must equal the columns of the weight: # and up to #"
+        padded = let(packed.shape[0] * machine.lanes)
+        require(tirx.all(n <= padded, n > padded - machine.lanes), "out", rule, n, padded)
+        rule = "must have as many elements as the padded weight has columns: # and #"
+        require(bias.shape[0] == padded, "bias", rule, bias.shape[0], padded)
+        rows = out.size_of_leading()
+        require(rows == m, "out", "must have as many rows as x: # and #", rows, m)
+        stride = packed.row_stride(width, packed.shape[0] * k)
+        require(stride == machine.lanes, "packed", "must be compact")
+        lda, ldc = x.row_stride(k, m), out.row_stride(n, m)
+        apart = tirx.any(m <= 1, ldc >= n, ldc <= 0 - n)
+        require(apart, "out", "its elements must not share memory")
         addend, ld_addend, step = zeros_row(machine.lanes), as_int(0), as_int(0)
-        if residual:
+        if "residual" in handles:
             added = Tensor(handles["residual"], "residual")
+            rule = "must have as many dimensions as out: # and #"
+            require(added.ndim == out.ndim, "residual", rule, added.ndim, out.ndim)
+            own, rows = let(added.shape[added.ndim - 1]), added.size_of_leading()
+            require(own == n, "residual", "must have as many columns as out: # and #", own, n)
+            require(rows == m, "residual", "must have as many rows as out: # and #", rows, m)
+            addend, ld_addend, step = added.data, added.row_stride(n, m), as_int(1)
+        chain: Program | None = None
+        if "program" in handles:
             require(
-                tirx.all(
-                    added.ndim == out.ndim,
-                    added.shape[added.ndim - 1] == n,
-                    added.size_of_leading() == m,
-                ),
-                "residual",
-                "must have the shape of out",
+                out.ndim <= MAX_DIMS, "out", f"must have at most {MAX_DIMS} dimensions: #", out.ndim
             )
-            addend, ld_addend, step = added.data, added.row_stride(n), as_int(1)
+            chain = Program(handles, out.shape, out.ndim)
         panels = let(div(n, machine.lanes))
         columns = let(n - panels * machine.lanes)
         with when(tirx.all(m > 0, n > 0)):
@@ -128,33 +141,44 @@ def _emit_linear(functions: Functions, machine: Machine, residual: bool) -> None
                     wa,
                     wb,
                 )
+                if chain is not None:
+                    chain.apply(
+                        out.data.at(share["row"] * ldc + share["column"]),
+                        ldc,
+                        share["row"],
+                        share["rows"],
+                        share["column"],
+                        share["panels"] * machine.lanes + share["columns"],
+                    )
 
             run_items(fields, as_int(1), k, panels, columns, machine.lanes, item)
 
 
 def _emit_pack(functions: Functions, machine: Machine) -> None:
-    """``moonpoly_pack_f32(b, b_perm, out)``: a matrix as panels, like `packing.pack_weight`."""
+    """``moonpoly_pack_f32(b, b_axes, out)``: a matrix as panels, like `packing.pack_weight`."""
 
-    @functions.public(PACK, b="handle", b_perm=INT, out="handle")
-    def _(b: Any, b_perm: Expr, out: Any) -> None:
+    @functions.public(PACK, b="handle", b_axes=INT, out="handle")
+    def _(b: Any, b_axes: Expr, out: Any) -> None:
         tb, tout = Tensor(b, "b"), Tensor(out, "out")
-        require(tb.ndim == 2, "b", "must have 2 dimensions")
-        require_permutation(b_perm, "b_perm", tb)
-        view = View(tb, b_perm, as_int(2))
+        view = View(tb.handle, "b", b_axes, "b_axes", as_int(2), 2)
         k, n = let(view.shape[0]), let(view.shape[1])
+        b_k, b_n = let(view.stride[0]), let(view.stride[1])
+        padded = let(ceil_div(n, machine.lanes))
+        require(tout.ndim == 3, "out", "must have 3 dimensions, not #", tout.ndim)
         require(
             tirx.all(
-                tout.ndim == 3,
-                tout.shape[0] == ceil_div(n, machine.lanes),
+                tout.shape[0] == padded,
                 tout.shape[1] == k,
                 tout.shape[2] == machine.lanes,
                 tout.row_stride(as_int(machine.lanes)) == machine.lanes,
             ),
             "out",
-            "must be compact, of shape (ceil(n / lanes), k, lanes)",
+            f"must be compact, of shape (#, #, {machine.lanes})",
+            padded,
+            k,
         )
         require(
-            tirx.any(view.stride[0] == 1, view.stride[1] == 1),
+            tirx.any(b_k == 1, k <= 1, b_n == 1, n <= 1),
             "b",
             "elements of its rows or of its columns must be adjacent",
         )
@@ -162,8 +186,8 @@ def _emit_pack(functions: Functions, machine: Machine) -> None:
         with when(tirx.all(k > 0, n > 0)):
             functions["moonpoly_pack_b"](
                 tb.data.at(0),
-                view.stride[0],
-                view.stride[1],
+                b_k,
+                b_n,
                 tout.data.at(0),
                 k,
                 panels,

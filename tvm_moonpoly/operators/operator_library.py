@@ -28,12 +28,18 @@ from tvm_moonpoly.microkernels.cpu_gemm import fits
 from tvm_moonpoly.operators import (
     activation,
     cache,
+    chaining,
+    errors,
     gemm_region,
     gemm_tiles,
     linear,
     matmul,
     packing,
+    plain,
+    product,
     stream,
+    tensors,
+    verify,
 )
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner import native as native_planner
@@ -133,7 +139,7 @@ def _library(target_text: str) -> OperatorLibrary:
     path = cache.load(key)
     if path is None:
         defined = functions(machine, table)
-        module = native.build(defined.module(), target, defined.separated)
+        module = native.build(defined.module(), target, defined.marks)
         path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
         if path is None:
             return OperatorLibrary(machine, table, _through_a_file(module))
@@ -146,7 +152,11 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     # the tiles on B in place cost what those on packed B do, plus the traffic
     in_place = [replace(r, in_place_b=True) for r in table.tasks if not r.packed_a]
     records = [*table.tasks, *in_place]
+    errors.emit(defined)
+    tensors.emit(defined)
+    product.emit(defined)
     activation.emit(defined, machine.lanes)
+    chaining.emit(defined, machine.lanes)
     packing.emit(defined, sorted({r.mr for r in records if r.packed_a}), machine.lanes)
     stream.emit(defined, machine.lanes)
     gemm_tiles.emit(defined, records, machine)
@@ -154,6 +164,8 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     native_planner.emit(defined, machine, table)
     linear.emit(defined, machine)
     matmul.emit(defined, machine)
+    verify.emit(defined)
+    plain.emit(defined, machine)
     _emit_plan_rows(defined)
     return defined
 

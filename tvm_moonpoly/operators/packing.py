@@ -18,11 +18,14 @@ from tvm_moonpoly.emit import (
     INT,
     Expr,
     Functions,
+    as_int,
     balanced,
     branch,
+    ceil_div,
     div,
     let,
     loop,
+    minimum,
     scratch,
     switch,
     vector,
@@ -60,9 +63,11 @@ def pad_bias(bias: np.ndarray | None, n: int, lanes: int) -> np.ndarray:
 
 
 def emit(functions: Functions, packed_rows: Sequence[int], lanes: int) -> None:
-    """Define ``moonpoly_pack_b`` and ``moonpoly_pack_a`` (tiles of ``packed_rows`` rows)."""
+    """Define ``moonpoly_pack_b``, ``moonpoly_pack_a`` (tiles of ``packed_rows`` rows) and
+    ``moonpoly_turn``."""
     _emit_pack_b(functions, lanes)
     _emit_pack_a(functions, packed_rows)
+    _emit_turn(functions, lanes)
 
 
 def _emit_pack_b(functions: Functions, lanes: int) -> None:
@@ -177,3 +182,33 @@ def _emit_pack_a(functions: Functions, packed_rows: Sequence[int]) -> None:
         with when(large_tiles > 0):
             pack(small + 1, tirx.const(0, INT), large_tiles)
         pack(small, first, tiles - large_tiles)
+
+
+def _emit_turn(functions: Functions, lanes: int) -> None:
+    """The rows of a matrix whose columns are adjacent, one after another."""
+
+    together = 2  # blocks side by side, which share cache lines
+
+    @functions.compact("moonpoly_turn", a=FLOATS, a_k=INT, q=FLOATS, ldq=INT, m=INT, k=INT)
+    def _(a: Any, a_k: Expr, q: Any, ldq: Expr, m: Expr, k: Expr) -> None:
+        high, wide = let(div(m, lanes)), let(div(k, lanes))
+
+        def blocks(first: Expr, count: Expr, column: Expr) -> None:
+            with loop(count) as i:
+                row = let((first + i) * lanes)
+                columns = [let(a[vector((column + c) * a_k + row, lanes)]) for c in range(lanes)]
+                for r, turned in enumerate(transpose(columns)):
+                    q[vector((row + r) * ldq + column, lanes)] = turned
+
+        with loop(ceil_div(high, together)) as i, loop(wide) as j:
+            first = let(i * together)
+            blocks(first, let(minimum(high - first, together)), let(j * lanes))
+
+        def rest(first_row: Expr, rows: Expr, first: Expr, columns: Expr) -> None:
+            with loop(rows) as i, loop(columns) as j:
+                row, column = let(first_row + i), let(first + j)
+                q[row * ldq + column] = a[row + column * a_k]
+
+        whole = let(high * lanes)
+        rest(as_int(0), whole, let(wide * lanes), k - wide * lanes)
+        rest(whole, m - whole, as_int(0), k)

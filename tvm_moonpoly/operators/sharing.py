@@ -75,12 +75,14 @@ def run_items(
     panels: Expr,
     columns: Expr,
     lanes: int,
-    item: Callable[[Expr, Expr, Expr], None],
+    item: Callable[..., None],
+    extra: Expr | None = None,
 ) -> None:
     """All items (a batch entry's share each), serially or by the workers of tvm's pool.
 
     ``item`` is given its number and the addresses of its worker's space for a packed block of A
-    and one of B, which are taken from tvm's pool in one piece, and only if there are any.
+    and one of B, and with ``extra`` of so many floats more. All that is taken from tvm's pool in
+    one piece, and only if there is any.
     """
     items = let(batch * fields["splits_m"] * fields["splits_n"])
     depth = let(select(fields["kc"] == 0, k, minimum(fields["kc"], k)))
@@ -98,20 +100,29 @@ def run_items(
     )
     wb = let(packed_panels * lanes * depth)
 
+    packed = let(ceil_div(wa + wb, _LINE) * _LINE) if extra is not None else let(wa + wb)
+    size = packed if extra is None else let(packed + extra)
+
     def work(first: Expr, count: Expr) -> None:
         def with_workspace() -> None:
-            space = workspace(wa + wb)
+            space = workspace(size)
+            more = [] if extra is None else [space.at(packed)]
             with loop(count) as i:
-                item(let(first + i), space.at(0), space.at(wa))
+                item(let(first + i), space.at(0), space.at(wa), *more)
 
         def without() -> None:
             none = scratch(1)
+            more = [] if extra is None else [none.at(0)]
             with loop(count) as i:
-                item(let(first + i), none.at(0), none.at(0))
+                item(let(first + i), none.at(0), none.at(0), *more)
 
-        branch(wa + wb > 0, with_workspace, without)
+        branch(size > 0, with_workspace, without)
 
-    workers = let(fields["workers"])
+    run_ranges(let(fields["workers"]), items, work)
+
+
+def run_ranges(workers: Expr, items: Expr, work: Callable[[Expr, Expr], None]) -> None:
+    """``work(first, count)`` for ranges of the items, one range a worker of tvm's pool."""
     with T.attr({"device_id": 0}), T.attr({"device_type": 1}), T.If(workers > 1):
         with T.Then(), T.parallel(0, workers) as w:
             chunk = let(ceil_div(items, workers))

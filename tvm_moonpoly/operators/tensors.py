@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
-from tvm.ir import PointerType, PrimType
 from tvm.tirx.script import builder as T
 
-from tvm_moonpoly.emit import FLOAT, INT, Expr, Pointer, as_int, branch, let, loop, scratch, when
+from tvm_moonpoly.emit import (
+    FLOAT,
+    INT,
+    INTS,
+    Expr,
+    Functions,
+    Pointer,
+    as_int,
+    branch,
+    let,
+    loop,
+    scratch,
+    select,
+    unless,
+    when,
+)
+from tvm_moonpoly.operators import dltensor
+from tvm_moonpoly.operators.errors import require
 
-#: tvm's numbers of the fields of a DLTensor (TVMStructFieldKind).
-DATA, SHAPE, STRIDES, NDIM, TYPE_CODE, TYPE_BITS, TYPE_LANES, BYTE_OFFSET = 1, 2, 3, 4, 5, 6, 7, 8
-DEVICE_TYPE = 10
-
-#: Dimensions that the batched product can hold.
+#: Dimensions that a product can have.
 MAX_DIMS = 8
 
-
-def require(condition: Expr, argument: str, rule: str, kind: str = "ValueError") -> None:
-    """Raise an error that names the argument and the rule unless ``condition`` holds."""
-    with T.Assert(condition, [f"{argument}: {rule}"], error_kind=kind):
-        pass
+#: Where an axes code holds the number of its dimensions, and what stands for one that is absent.
+COUNT_BIT, ABSENT = 32, 15
 
 
 class Tensor:
@@ -29,29 +36,32 @@ class Tensor:
 
     def __init__(self, handle: Expr, name: str, dtype: str = FLOAT) -> None:
         self.handle, self.name = handle, name
-        require(tirx.Not(tirx.isnullptr(handle)), name, "must be a tensor, not None", "TypeError")
-        code, bits = {FLOAT: (2, 32), INT: (0, 64)}[dtype]
+        require(
+            tirx.Not(tirx.isnullptr(handle)), name, "must be a tensor, not None", kind="TypeError"
+        )
+        code, bits = dltensor.type_of(dtype)
         require(
             tirx.all(
-                T.tvm_struct_get(handle, 0, TYPE_CODE, "uint8") == tirx.const(code, "uint8"),
-                T.tvm_struct_get(handle, 0, TYPE_BITS, "uint8") == tirx.const(bits, "uint8"),
-                T.tvm_struct_get(handle, 0, TYPE_LANES, "uint16") == tirx.const(1, "uint16"),
+                dltensor.number(handle, dltensor.TYPE_CODE) == tirx.const(code, "uint8"),
+                dltensor.number(handle, dltensor.TYPE_BITS) == tirx.const(bits, "uint8"),
+                dltensor.number(handle, dltensor.TYPE_LANES) == tirx.const(1, "uint16"),
             ),
             name,
             f"must be {dtype}",
-            "TypeError",
+            kind="TypeError",
         )
-        require(T.tvm_struct_get(handle, 0, DEVICE_TYPE, "int32") == 1, name, "must be on the CPU")
+        device = dltensor.number(handle, dltensor.DEVICE_TYPE)
+        require(device == dltensor.CPU, name, "must be on the CPU")
         require(
-            T.tvm_struct_get(handle, 0, BYTE_OFFSET, "uint64") == tirx.const(0, "uint64"),
+            dltensor.number(handle, dltensor.BYTE_OFFSET) == tirx.const(0, "uint64"),
             name,
             "must have byte offset 0",
         )
-        self.ndim = let(T.tvm_struct_get(handle, 0, NDIM, "int32").astype(INT))
-        self.shape = Pointer.to(T.tvm_struct_get(handle, 0, SHAPE, _pointer(INT)), INT)
-        self._strides = T.Bind(T.tvm_struct_get(handle, 0, STRIDES, _pointer(INT)))
+        self.ndim = let(dltensor.number(handle, dltensor.NDIM).astype(INT))
+        self.shape = Pointer.to(dltensor.address(handle, dltensor.SHAPE, INT), INT)
+        self._strides = T.Bind(dltensor.address(handle, dltensor.STRIDES, INT))
         self.strides = Pointer.to(self._strides, INT)
-        self.data = Pointer.to(T.tvm_struct_get(handle, 0, DATA, _pointer(dtype)), dtype)
+        self.data = Pointer.to(dltensor.address(handle, dltensor.DATA, dtype), dtype)
 
     @property
     def has_strides(self) -> Expr:
@@ -66,8 +76,10 @@ class Tensor:
             size[0] = size[0] * self.shape[i]
         return let(size[0])
 
-    def row_stride(self, row: Expr) -> Expr:
+    def row_stride(self, row: Expr, count: Expr | None = None) -> Expr:
         """Floats from one row to the next, when the tensor is seen as rows of ``row`` elements.
+
+        ``count`` is the number of rows, where the caller has it already.
 
         Raises at run time unless the rows are evenly spaced with adjacent elements. Strides that
         no element depends on (of dimensions of size 1, of an empty tensor) may be anything.
@@ -75,7 +87,8 @@ class Tensor:
         stride, rows = scratch(1, INT), scratch(1, INT)
         stride[0], rows[0] = row, as_int(1)
         last = self.ndim - 1
-        with when(self.has_strides), when(self.size_of_leading() * row > 0):
+        count = self.size_of_leading() if count is None else count
+        with when(tirx.all(self.has_strides, count * row > 0)):
             self._require_adjacent()
             with loop(last) as i:
                 dim = let(last - 1 - i)
@@ -94,7 +107,7 @@ class Tensor:
 
     def require_vector(self) -> None:
         """Raise at run time unless the tensor is a vector of adjacent elements."""
-        require(self.ndim == 1, self.name, "must have 1 dimension")
+        require(self.ndim == 1, self.name, "must have 1 dimension, not #", self.ndim)
         with when(self.has_strides):
             self._require_adjacent()
 
@@ -107,56 +120,121 @@ class Tensor:
         )
 
 
-class View:
-    """The operand of a batched product: permuted, and broadcast to ``ndim`` dimensions.
+#: The memory of a view: sizes, strides, and what is wrong with the axes code (0 for nothing).
+_SIZES, _STRIDES, _FAULT, _VIEW_SIZE = 0, MAX_DIMS, 2 * MAX_DIMS, 2 * MAX_DIMS + 1
+_BAD_COUNT, _BAD_NAMES = 1, 2
 
-    ``shape`` and ``stride`` are indexed by the dimensions of the product; a dimension that the
-    tensor lacks has size 1. Strides are in elements. The permutation must have been checked.
+#: 1 in each 4 bits of `MAX_DIMS` dimensions.
+_ONCE = sum(1 << 4 * i for i in range(MAX_DIMS))
+
+
+def emit(functions: Functions) -> None:
+    """Define ``moonpoly_view``, before any function that uses a `View`."""
+    parameters = {"tensor": "handle", "strides": INTS, "axes": INT, "ndim": INT, "view": INTS}
+
+    @functions.separate("moonpoly_view", **parameters)
+    def _(tensor: Expr, strides: Pointer, axes: Expr, ndim: Expr, view: Pointer) -> None:
+        """Writes sizes and strides as ``axes`` has them, aligned right in ``ndim`` dimensions."""
+        own = let(dltensor.number(tensor, dltensor.NDIM).astype(INT))
+        shape = Pointer.to(dltensor.address(tensor, dltensor.SHAPE, INT), INT)
+        count = let(count_of(axes))
+        missing = let(ndim - count)
+
+        def read() -> None:
+            with loop(missing) as i:
+                view[_SIZES + i] = as_int(1)
+                view[_STRIDES + i] = as_int(0)
+            # how often each dimension is named, in 4 bits each
+            names, at, rest = scratch(1, INT), scratch(1, INT), scratch(1, INT)
+            names[0], at[0] = as_int(0), missing
+            # a bit beyond the last dimension ends the loop, which is too short to be unrolled
+            end = let(tirx.shift_left(as_int(1), count * 4))
+            rest[0] = tirx.bitwise_or(tirx.bitwise_and(axes, end - 1), end)
+            with T.While(rest[0] > 1):
+                dim = let(tirx.bitwise_and(rest[0], as_int(15)))
+                names[0] = names[0] + tirx.shift_left(as_int(1), dim * 4)
+
+                def present() -> None:
+                    size = let(shape[dim])
+                    view[_SIZES + at[0]] = size
+                    # a stride that no element depends on may be anything
+                    view[_STRIDES + at[0]] = select(size <= 1, 0, strides[dim])
+
+                def absent() -> None:
+                    view[_SIZES + at[0]] = as_int(1)
+                    view[_STRIDES + at[0]] = as_int(0)
+
+                branch(dim < own, present, absent)
+                rest[0] = tirx.shift_right(rest[0], as_int(4))
+                at[0] = at[0] + 1
+            but_absent = tirx.bitwise_and(names[0], as_int((1 << 4 * ABSENT) - 1))
+            once = tirx.bitwise_and(as_int(_ONCE), tirx.shift_left(as_int(1), own * 4) - 1)
+            view[_FAULT] = select(but_absent == once, 0, _BAD_NAMES)
+
+        view[_FAULT] = as_int(_BAD_COUNT)
+        with when(tirx.all(count >= 2, count <= MAX_DIMS, missing >= 0)):
+            view[_FAULT] = as_int(_BAD_NAMES)
+            with when(own <= MAX_DIMS):
+                unless(
+                    tirx.Not(tirx.isnullptr(strides.buffer.data)),
+                    lambda: functions["moonpoly_compact_view"](tensor, axes, ndim, view.at(0)),
+                    read,
+                )
+
+    del parameters["strides"]
+
+    @functions.rare("moonpoly_compact_view", **parameters)
+    def _(tensor: Expr, axes: Expr, ndim: Expr, view: Pointer) -> None:
+        """The view of a tensor that does not tell its strides, of at most `MAX_DIMS`."""
+        shape = Pointer.to(dltensor.address(tensor, dltensor.SHAPE, INT), INT)
+        strides, step = scratch(MAX_DIMS, INT), scratch(1, INT)
+        step[0] = as_int(1)
+        own = let(dltensor.number(tensor, dltensor.NDIM).astype(INT))
+        with loop(own) as i:
+            dim = let(own - 1 - i)
+            strides[dim] = step[0]
+            step[0] = step[0] * shape[dim]
+        functions["moonpoly_view"](tensor, strides.at(0), axes, ndim, view.at(0))
+
+
+def count_of(axes: Expr) -> Expr:
+    """The number of product dimensions that an axes code holds."""
+    return tirx.bitwise_and(tirx.shift_right(axes, as_int(COUNT_BIT)), as_int(15))
+
+
+class View:
+    """A tensor as a product sees it: in the order of an axes code, ``ndim`` dimensions.
+
+    ``shape`` and ``stride`` are indexed by the dimensions of the product; one that the tensor
+    lacks has size 1. Strides are in elements, 0 for dimensions of at most one element. Raises at
+    run time when ``axes`` is no code of 2 to ``ndim`` dimensions that names each of the tensor's.
     """
 
-    def __init__(self, tensor: Tensor, permutation: Expr, ndim: Expr) -> None:
-        require(tensor.ndim >= 2, tensor.name, "must have at least 2 dimensions")
-        require(tensor.ndim <= ndim, tensor.name, "has more dimensions than the output")
-        stored = scratch(MAX_DIMS, INT)
-        step = scratch(1, INT)
-        step[0] = as_int(1)
-
-        def given() -> None:
-            with loop(tensor.ndim) as i:
-                stored[i] = tensor.strides[i]
-
-        def compact() -> None:
-            with loop(tensor.ndim) as i:
-                dim = let(tensor.ndim - 1 - i)
-                stored[dim] = step[0]
-                step[0] = step[0] * tensor.shape[dim]
-
-        branch(tensor.has_strides, given, compact)
-        self.name = tensor.name
-        self.shape, self.stride = scratch(MAX_DIMS, INT), scratch(MAX_DIMS, INT)
-        missing = let(ndim - tensor.ndim)
-        with loop(missing) as i:
-            self.shape[i] = as_int(1)
-            self.stride[i] = as_int(0)
-        with loop(tensor.ndim) as i:
-            dim = let(tirx.bitwise_and(tirx.shift_right(permutation, i * 4), as_int(15)))
-            self.shape[missing + i] = tensor.shape[dim]
-            self.stride[missing + i] = stored[dim]
-
-
-def require_permutation(permutation: Expr, argument: str, tensor: Tensor) -> None:
-    """Raise at run time unless ``permutation`` names each dimension of ``tensor`` once."""
-    named = scratch(1, INT)
-    named[0] = as_int(0)
-    with loop(tensor.ndim) as i:
-        dim = tirx.bitwise_and(tirx.shift_right(permutation, i * 4), as_int(15))
-        named[0] = tirx.bitwise_or(named[0], tirx.shift_left(as_int(1), dim))
-    require(
-        named[0] == tirx.shift_left(as_int(1), tensor.ndim) - 1,
-        argument,
-        f"must name each dimension of {tensor.name} once",
-    )
-
-
-def _pointer(dtype: str) -> Any:
-    return PointerType(PrimType(dtype), "global")
+    def __init__(
+        self,
+        handle: Expr,
+        name: str,
+        axes: Expr,
+        argument: str,
+        ndim: Expr,
+        most: int | Expr = MAX_DIMS,
+    ) -> None:
+        """``most``: dimensions that ``axes`` may have, for the error that says so."""
+        self.name = name
+        memory = scratch(_VIEW_SIZE, INT)
+        strides = dltensor.address(handle, dltensor.STRIDES, INT)
+        Functions.current()["moonpoly_view"](handle, strides, axes, ndim, memory.at(0))
+        require(
+            memory[_FAULT] != _BAD_COUNT,
+            argument,
+            "must be the code of at least 2 and at most # dimensions",
+            as_int(most),
+        )
+        require(
+            memory[_FAULT] == 0,
+            argument,
+            f"must name each of the # dimensions of {name} once",
+            dltensor.number(handle, dltensor.NDIM).astype(INT),
+        )
+        self.shape = Pointer.to(memory.at(_SIZES), INT)
+        self.stride = Pointer.to(memory.at(_STRIDES), INT)

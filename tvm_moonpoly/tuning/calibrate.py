@@ -24,7 +24,7 @@ from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffic
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.operators import encode_perm
+from tvm_moonpoly.operators import encode_axes
 from tvm_moonpoly.operators.linear import LINEAR
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
 from tvm_moonpoly.operators.operator_library import functions
@@ -120,14 +120,14 @@ def measure(
     if product.b_mode != BMode.PREPACKED:
         by_rows = product.b_mode == BMode.DIRECT
         b = tvm.runtime.tensor(np.full((k, n) if by_rows else (n, k), 0.5, np.float32))
-        as_is, b_perm = encode_perm((0, 1)), encode_perm((0, 1) if by_rows else (1, 0))
+        as_is, b_axes = encode_axes((0, 1)), encode_axes((0, 1) if by_rows else (1, 0))
         matmul, word = module[MATMUL_PLANNED], plan.encode()
-        return timed(lambda: matmul(x, b, as_is, b_perm, as_is, word, out))
+        return timed(lambda: matmul(x, b, as_is, b_axes, as_is, None, word, out))
     packed = tvm.runtime.tensor(np.full((panels, k, lanes), 0.5, np.float32))
     bias = tvm.runtime.tensor(np.zeros(panels * lanes, np.float32))
     table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
     linear = module[LINEAR]
-    return timed(lambda: linear(x, packed, bias, table, 0, out))
+    return timed(lambda: linear(x, packed, bias, table, None, 0, out))
 
 
 def after_a_pause(call: Callable[[], object], rounds: int = 200) -> float:
@@ -182,7 +182,7 @@ def call_overhead(module: Any, lanes: int) -> float:
     table = tvm.runtime.tensor(np.zeros(2, np.int64))
     out = tvm.runtime.tensor(np.zeros((0, lanes), np.float32))
     linear = module[LINEAR]
-    return shortest(lambda: linear(x, packed, bias, table, 0, out))
+    return shortest(lambda: linear(x, packed, bias, table, None, 0, out))
 
 
 def fit(samples: list[Sample], overhead: float, machine: Machine) -> dict[Entry, float]:
@@ -256,7 +256,7 @@ def main() -> None:
     table = placeholder(machine)
     console.print(f"compiling {len(table.tasks)} micro-kernels for {machine.mcpu}")
     defined = functions(machine, table)
-    module = native.build(defined.module(), target, defined.separated)
+    module = native.build(defined.module(), target, defined.marks)
     plans = random_plans(machine, table, arguments.seed)
     samples = []
     for _ in track(range(arguments.samples), "measuring", console=console):

@@ -1,0 +1,172 @@
+"""Let a reshape that would lose elements, or invent some, raise when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+from tvm.ir import Call, Op, StringImm
+from tvm.relax import Expr
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.tirx import Var as Symbol
+
+from .bindings import is_claimed
+from .element_count import count, provably_equal
+from .shapes import dims, show_dim, show_dims
+
+RESHAPE = Op.get("relax.reshape")
+SQUEEZE = Op.get("relax.squeeze")
+ASSERT_EQUAL = 0  # kAssertEqualToImm of TVM's enum MatchShapeCode
+
+
+@tvm.transform.module_pass(opt_level=0, name="CheckReshapes")
+class CheckReshapes:
+    """Check at run time that reshapes keep the number of elements, where that is not provable.
+
+    TVM takes the new shape at its word: a reshape of (n, 8) to (n // 4, 32) loses elements without
+    a word where n is no multiple of 4, and one to ((n + 3) // 4, 32) reads beyond its operand.
+    After this pass both raise a RuntimeError that names function, operator, shapes and the two
+    numbers of elements. `squeeze` of a dimension that is not known to be 1 is treated alike.
+
+    To be run before `LegalizeOps`, for any target. The checks are bindings of `match_cast`, which
+    no pass of TVM drops; what they call is part of TVM's runtime.
+
+    A shape that is held by a variable is replaced by its dimensions where the variable's type
+    tells them (TVM cannot compile that otherwise). Of operands and shapes that are known by rank
+    only, the dimensions are read at run time; where not even the rank is known, the result is
+    reshaped back, which fails when it is too small (with an error of TVM's own).
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        changed = {}
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not is_claimed(func) and _is_doubtful(func):
+                changed[gv] = _InsertChecks(mod, gv.name_hint).visit_expr(func)
+        if not changed:
+            return mod
+        result = mod.clone()
+        for gv, func in changed.items():
+            result.update_func(gv, func)
+        return result
+
+
+def _is_doubtful(func: relax.Function) -> bool:
+    """Whether any reshape of `func` is to be changed. Keeps all others from being rebuilt."""
+    found = []
+
+    def visit(expr: Expr) -> None:
+        if isinstance(expr, Call) and expr.op in (RESHAPE, SQUEEZE):
+            before, after = dims(expr.args[0]), _dims_after(expr)
+            if before is None or after is None:
+                found.append(expr.op == RESHAPE)
+            else:
+                found.append(_named_shape(expr) or not provably_equal(count(before), count(after)))
+
+    relax.analysis.post_order_visit(func, visit)
+    return any(found)
+
+
+def _dims_after(call: Call) -> list[Expr] | None:
+    """The dimensions of the result of `call`, if they are known."""
+    if call.op == SQUEEZE:
+        return dims(call)
+    shape = call.args[1]
+    values = shape.values if isinstance(shape, relax.ShapeExpr) else shape.ty.values
+    return None if values is None else list(values)
+
+
+def _named_shape(call: Call) -> bool:
+    """Whether the new shape is a variable whose type tells its dimensions."""
+    named = call.op == RESHAPE and not isinstance(call.args[1], relax.ShapeExpr)
+    return named and call.args[1].ty.values is not None
+
+
+@mutator
+class _InsertChecks(PyExprMutator):
+    """Puts a check before each reshape of the function called `name` that needs one."""
+
+    def __init__(self, mod: tvm.IRModule, name: str) -> None:
+        super().__init__(mod)
+        self._name = name
+        # what has been checked on the way to the binding in hand
+        self._checked: list[tuple[Expr, Expr]] = []
+
+    def visit_function_(self, func: relax.Function) -> Expr:
+        return func if is_claimed(func) else self._in_scope(super().visit_function_, func)
+
+    def visit_seq_expr_(self, seq: relax.SeqExpr) -> Expr:
+        return self._in_scope(super().visit_seq_expr_, seq)
+
+    def visit_call_(self, call: Call) -> Expr:
+        call = super().visit_call_(call)
+        if call.op not in (RESHAPE, SQUEEZE):
+            return call
+        data, before, after = call.args[0], dims(call.args[0]), _dims_after(call)
+        if call.op == RESHAPE:
+            if _named_shape(call):
+                call = relax.op.reshape(data, relax.ShapeExpr(after))
+            before = self._read_dims(data) if before is None else before
+            after = self._read_dims(call.args[1]) if after is None else after
+            if before is None or after is None:
+                return self._reshaped_back(call)
+        if before is not None and after is not None:
+            self._check(call, before, after)
+        return call
+
+    def _check(self, call: Call, before: list[Expr], after: list[Expr]) -> None:
+        """Emit the check of `call`, unless it is known to pass."""
+        made, given = count(after), count(before)
+        if provably_equal(made, given) or self._is_checked(made, given):
+            return
+        self._checked.append((made, given))
+        operator = call.op.name.removeprefix("relax.")
+        text = (
+            f"{self._name}: {operator} {show_dims(before)} -> {show_dims(after)} changes the "
+            f"number of elements: {show_dim(made)} instead of {show_dim(given)};"
+        )
+        # a shape, no heap, how many dimensions, what to do with the one, and how an error begins
+        arguments = [relax.ShapeExpr([made]), relax.prim_value(0), relax.prim_value(1)]
+        arguments += [relax.prim_value(ASSERT_EQUAL), relax.prim_value(given), StringImm(text)]
+        self._emit_kept("vm.builtin.match_shape", arguments, relax.ShapeType(ndim=-1))
+
+    def _is_checked(self, made: Expr, given: Expr) -> bool:
+        return any(
+            provably_equal(made, a) and provably_equal(given, b)
+            for pair in self._checked
+            for a, b in (pair, pair[::-1])
+        )
+
+    def _reshaped_back(self, call: Call) -> Expr:
+        """The result of the reshape `call`, which is a view of its operand when it comes to be
+        executed, after it has proved large enough for a view of the shape of the operand."""
+        result = self.builder_.emit(call)
+        shape = self.builder_.emit(relax.op.shape_of(call.args[0]))
+        self._emit_kept("vm.builtin.reshape", [result, shape], relax.TensorType())
+        return result
+
+    def _emit_kept(self, function: str, arguments: list[Expr], ty: relax.Type) -> None:
+        """Emit a call, which would be dropped as pure and unused, and a cast to a wider type, which
+        never is. A cast to the same type would be, so that the call may not claim to be Any."""
+        value = relax.op.call_pure_packed(function, *arguments, ty_args=ty)
+        self.builder_.match_cast(self.builder_.emit(value), relax.ObjectType())
+
+    def _read_dims(self, expr: Expr) -> list[Expr] | None:
+        """Names for the dimensions of the tensor or shape `expr`, whose type tells their number;
+        None if it does not."""
+        ty = expr.ty
+        if ty.ndim < 0 or not isinstance(expr, relax.Var):
+            return None
+        symbols = [Symbol(f"{expr.name}_{i}", "int64") for i in range(ty.ndim)]
+        if isinstance(ty, relax.ShapeType):
+            self.builder_.match_cast(expr, relax.ShapeType(symbols))
+        else:
+            self.builder_.match_cast(expr, relax.TensorType(symbols, ty.dtype, ty.vdevice))
+        return symbols
+
+    def _in_scope(self, visit: Callable[[Expr], Expr], expr: Expr) -> Expr:
+        """What is checked inside `expr` need not have been outside."""
+        outside = list(self._checked)
+        result = visit(expr)
+        self._checked = outside
+        return result
