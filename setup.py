@@ -25,6 +25,8 @@ CORE = [
     # TVM alone would take 0.1.15, with which any copy or serialization of its IR crashes.
     "apache-tvm-ffi>=0.1.14.post0,<0.1.15",
     "cloudpickle",
+    # Several writers of one tuning log; 3.x is the last for Python 3.10, and has all we use.
+    "filelock>=3.16,<5",
     "numpy",
     "onnx",
     "platformdirs",
@@ -73,6 +75,7 @@ setup(
         "relax_passes": ["py.typed"],
         "tvm_moonpoly.tuning_logs": ["**/*.json", "**/*.jsonl"],
     },
+    entry_points={"console_scripts": ["moonpoly = tvm_moonpoly.cli:main"]},
     install_requires=CORE,
     extras_require={"tune": TUNE, "run": RUN, "bench": BENCH, "test": TEST},
     zip_safe=False,

@@ -11,11 +11,10 @@ from tvm.ir import Call
 from tvm.relax import Expr, Var
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.operators import Activation, Step
+from tvm_moonpoly.operators import MAX_OPERANDS, Activation, Step
 
 from .bindings import Bindings
 from .epilogue import (
-    MAX_OPERANDS,
     Epilogue,
     Link,
     chain,

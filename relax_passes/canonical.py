@@ -16,6 +16,7 @@ from tvm.ir import Call, GenericConst
 from tvm.relax import Expr, Var
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .bindings import analyze, is_claimed
 from .match import MATMUL, PERMUTE_DIMS, objection
 from .shapes import dims, dtype_of, known_dims, product_shape
 
@@ -56,13 +57,9 @@ def canonical(func: relax.Function, static: bool, kept: Set[Var]) -> relax.Funct
 def _with_shapes(func: relax.Function, static: bool) -> relax.Function:
     """`func` with a shape for each tensor among its parameters that is known by rank only, if a
     matmul has an operand of that kind: so they have one shape wherever they are used."""
-    found: list[Call] = []
-
-    def visit(expr: Expr) -> None:
-        if isinstance(expr, Call) and expr.op == MATMUL and objection(expr, static) is None:
-            found.extend(arg for arg in expr.args if dims(arg) is None)
-
-    relax.analysis.post_order_visit(func, visit)
+    calls = (call for call in analyze(func).value.values() if isinstance(call, Call))
+    ours = [call for call in calls if call.op == MATMUL and objection(call, static) is None]
+    found = any(dims(arg) is None for call in ours for arg in call.args)
     return _ShapeParameters().visit_expr(func) if found else func
 
 
@@ -73,6 +70,8 @@ class _ShapeParameters(PyExprMutator):
         self._unknown: list[Var] = []
 
     def visit_function_(self, op: relax.Function) -> relax.Function:
+        if is_claimed(op):
+            return op
         self._unknown = [each for each in op.params if _is_known_by_rank(each)]
         return super().visit_function_(op)
 
@@ -113,6 +112,9 @@ class _Canonical(PyExprMutator):
         self._kept = kept
         self._keeping = False
         self.changed = False
+
+    def visit_function_(self, op: relax.Function) -> relax.Function:
+        return op if is_claimed(op) else super().visit_function_(op)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self._keeping = binding.var in self._kept

@@ -10,7 +10,7 @@ from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
 from tvm.tirx import FloatImm, IntImm
 
-from tvm_moonpoly.operators import Activation, Chain, Step
+from tvm_moonpoly.operators import MAX_OPERANDS, MAX_STEPS, Activation, Chain, Step
 
 from .activation import match_activation
 from .bindings import Bindings
@@ -27,7 +27,6 @@ BINARY = {
     Op.get("relax.minimum"): (Step.MINIMUM, Step.MINIMUM),
 }
 CLIP = Op.get("relax.clip")
-MAX_STEPS, MAX_OPERANDS = 7, 3  # of a chain program
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,15 +9,15 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
+from tvm.tirx import IntImm
 
-from tvm_moonpoly.operators import PRODUCTS
+from tvm_moonpoly.operators import MAX_DIMS, PRODUCTS
 
 from .bindings import Bindings
 from .shapes import dims, dtype_of, is_static, known_dims, same_dim, show, show_dim
 
 MATMUL = Op.get("relax.matmul")
 PERMUTE_DIMS = Op.get("relax.permute_dims")
-MAX_NDIM = 8  # of an axes code
 
 Axes = tuple[int | None, ...]
 
@@ -117,8 +117,8 @@ def objection(call: Call, static: bool) -> str | None:
         return "operand not bound to a variable"
     if not static and all(is_static(dims(expr)) for expr in call.args):
         return "static shapes"
-    if max(max(expr.ty.ndim, 2) for expr in call.args) > MAX_NDIM:
-        return f"more than {MAX_NDIM} dimensions"
+    if max(max(expr.ty.ndim, 2) for expr in call.args) > MAX_DIMS:
+        return f"more than {MAX_DIMS} dimensions"
     return None
 
 
@@ -128,7 +128,15 @@ def _labels(a: Expr, b: Expr) -> str | None:
     left, right = known_dims(a)[-1], known_dims(b)[-2:][0]
     if same_dim(left, right):
         return None
-    return f"matmul {show(a, b)}: {show_dim(left)} = #, {show_dim(right)} = #"
+    names = (
+        "#" if isinstance(dim, IntImm) else f"{_word(show_dim(dim))} = #" for dim in (left, right)
+    )
+    return f"matmul {_word(show(a, b))}: {', '.join(names)}"
+
+
+def _word(text: str) -> str:
+    """`text` without what stands for a number."""
+    return text.replace("#", "_")
 
 
 def _weight(expr: Expr, var: Var, bindings: Bindings) -> Operand | None:

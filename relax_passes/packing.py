@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import Call, GenericConst
+from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
 from tvm.runtime import Tensor
 from tvm.target import Target
@@ -22,6 +22,8 @@ from .shapes import dims, same_dim
 # What is packed, or hashed, at a time.
 PANELS = 64
 ROWS = 64
+
+DPS_PACKED = Op.get("relax.call_dps_packed")
 
 
 class Packing:
@@ -109,3 +111,8 @@ def _digest(array: np.ndarray) -> bytes:
     for first in range(0, len(array), ROWS):
         digest.update(np.ascontiguousarray(array[first : first + ROWS]).data)
     return digest.digest()
+
+
+def is_packing(call: Call) -> bool:
+    """Whether `call` packs a weight that is a parameter."""
+    return call.op == DPS_PACKED and call.args[0].global_symbol == operators.PACK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
@@ -14,7 +15,7 @@ from .bindings import Bindings, analyze, variables_of
 from .calls import replacement
 from .canonical import canonical
 from .match import MATMUL, Left, classify
-from .packing import Packing
+from .packing import Packing, is_packing
 from .report import Entry, Report
 from .shapes import show
 from .tuned import has_record
@@ -117,6 +118,22 @@ class _Rebuild(PyExprMutator):
         super().__init__(mod)
         self._calls = calls
         self._dropped = dropped
+        self._packed: dict[tuple[Var, int], Var] = {}
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        return self._in_block(super().visit_binding_block_, block)
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        return self._in_block(super().visit_dataflow_block_, block)
+
+    def _in_block(
+        self, visit: Callable[[relax.BindingBlock], relax.BindingBlock], block: relax.BindingBlock
+    ) -> relax.BindingBlock:
+        """Visit `block`, whose variables may not be visible after it."""
+        outer, self._packed = self._packed, {}
+        new = visit(block)
+        self._packed = outer
+        return new
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if binding.var in self._calls:
@@ -126,12 +143,21 @@ class _Rebuild(PyExprMutator):
 
     def visit_tuple_(self, op: relax.Tuple) -> relax.Tuple:
         """Calls among the arguments of a packed call are bound and run in their order, so that
-        what checks the operands can come first."""
+        what checks the operands can come first. A parameter is packed once a block."""
         fields = []
         for each in op.fields:
             field = self.visit_expr(each)
-            fields.append(self.builder_.emit(field) if _is_operator(field) else field)
+            fields.append(self._bound(field) if _is_operator(field) else field)
         return relax.Tuple(fields)
+
+    def _bound(self, call: Call) -> Var:
+        if not is_packing(call):
+            return self.builder_.emit(call)
+        weight, code = call.args[1].fields
+        key = (weight, int(code))
+        if key not in self._packed:
+            self._packed[key] = self.builder_.emit(call)
+        return self._packed[key]
 
 
 def _is_operator(expr: relax.Expr) -> bool:

@@ -15,10 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core_testing import ROOT, Weight, check_linear, linear, values
+from core_testing import (
+    CANARY,
+    ROOT,
+    Weight,
+    check_linear,
+    check_product,
+    linear,
+    matmul,
+    values,
+)
 from tvm.target import Target
 
-from tvm_moonpoly import logs, operators
+from tvm_moonpoly import logs, native, operators
 from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.cpu_gemm import Record
@@ -122,6 +131,51 @@ def test_a_read_only_home_is_fine(home, caplog):
         assert cache.store("key", _write(b"bitcode")) is None
     assert "the compiled library is not cached" in caplog.text
     assert cache.load("key") is None
+
+
+def test_a_place_where_nothing_can_be_made_is_fine(monkeypatch, caplog):
+    """Also for root, who may write to every disk that takes something."""
+    monkeypatch.setenv("MOONPOLY_HOME", "/proc/nothing")
+    with caplog.at_level(logging.WARNING, "tvm_moonpoly"):
+        assert cache.store("key", _write(b"bitcode")) is None
+    assert "the compiled library is not cached" in caplog.text
+    assert cache.load("key") is None
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_files_are_private_whatever_the_umask(home, mask):
+    before = os.umask(mask)
+    try:
+        path = cache.store("key", _write(b"bitcode"))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_is_only_ever_seen_complete(home):
+    """While it is written it has a name that is not looked for."""
+
+    def write(path):
+        path.write_bytes(b"half")
+        assert cache.load("key") is None
+        path.write_bytes(b"bitcode")
+
+    assert cache.load("key") is None
+    path = cache.store("key", write)
+    assert cache.load("key") == path
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_loaded(home):
+    pid = os.fork()
+    if pid == 0:
+        cache.store("key", lambda path: (path.write_bytes(b"half of"), os.kill(os.getpid(), 9)))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == 9
+    assert cache.load("key") is None
+    path = cache.store("key", _write(b"bitcode"))
+    assert cache.load("key") == path
 
 
 def test_an_interrupted_write_leaves_nothing(home):
@@ -268,7 +322,8 @@ def test_a_log_is_read_as_it_was_written(home):
     assert log.machine["isa"] == "avx2" and log.machine["mcpu"] == "x86-64-v3"
     assert log.machine["l2_bytes"] == HEADER_MACHINE.l2_bytes
     assert CostTable.from_entries([dict(entry) for entry in log.entries]) == small_table()
-    assert [p.name for p in path.parent.iterdir()] == [logs.FILE_NAME]
+    # and the lock of its writers
+    assert {p.name for p in path.parent.iterdir()} == {path.name, logs.lock_path(path).name}
 
 
 def test_a_log_is_replaced_in_one_step(home):
@@ -349,10 +404,13 @@ def _signed(entry):
 @pytest.mark.parametrize(
     "header,reason",
     [
-        ({"kind": "header", "version": 99, "machine": {}}, "version 99 is not 1"),
-        ({"kind": "header", "machine": {}}, "version None is not 1"),
-        ({"kind": "header", "version": 1, "machine": "fast"}, "skipped"),
-        ({"kind": "header", "version": 1}, "skipped"),
+        (
+            {"kind": "header", "version": 99, "machine": {}},
+            "its format is version 99 of a later tvm_moonpoly, not 1",
+        ),
+        ({"kind": "header", "machine": {}}, "its format is version None, not 1"),
+        ({"kind": "header", "version": 1, "machine": "fast"}, "describes no machine"),
+        ({"kind": "header", "version": 1}, "describes no machine"),
         ({"kind": "kernel", "version": 1, "machine": {}}, "it does not begin with a header"),
     ],
 )
@@ -397,8 +455,7 @@ def test_an_exact_machine_before_a_near_one(home):
 
 
 def _packaged():
-    texts = [(origin, text) for origin, text in logs._stored() if origin.startswith("packaged ")]
-    return [logs.parse(text, origin) for origin, text in texts]
+    return [reading.log for origin, reading in logs.stored() if origin.startswith("packaged ")]
 
 
 def test_packaged_logs_are_whole(home, caplog):
@@ -439,6 +496,27 @@ def test_nothing_in_a_log_is_executed(home):
     entry = {"kind": "kernel", "record": {**Record(1, 1).to_json(), "mr": "__import__('os')"}}
     with pytest.raises(ValueError):
         CostTable.from_entries([{**entry, "start": 1, "step": 1}])
+
+
+def test_forged_costs_make_slow_plans_and_nothing_worse(target):
+    """Costs so high that every sum of the native planner overflows: results are right."""
+    machine = Machine.from_target(target)
+    highest = (1 << 40) - 1  # that a log may hold
+    usual = small_table()
+    traffic = replace(usual.traffic, **dict.fromkeys(vars(usual.traffic), highest))
+    table = CostTable({r: TaskCost(highest, highest) for r in usual.tasks}, traffic)
+    CostTable.from_entries(table.to_entries())
+    defined = library_module.functions(machine, table)
+    module = native.build(defined.module(), target, defined.marks)
+    forged = operators.OperatorLibrary(machine, table, module)
+    rng = np.random.default_rng(2)
+    for m, n, k in [(3, 40, 30), (70, 515, 4096), (5, 3, 70_000), (400, 2048, 300)]:
+        a, b = values(rng, m, k), values(rng, k, n)
+        weight = Weight.of(forged, b, values(rng, n))
+        check_linear(linear(forged, a, weight), a, weight)
+        out = np.full((m, n), CANARY, np.float32)
+        check_product(matmul(forged, a, b, out), a, b)
+        check_product(matmul(forged, a, b.T.copy(), out, b_axes=(1, 0)), a, b)
 
 
 def _incomplete_log(home):
@@ -485,8 +563,8 @@ def test_odd_logs_are_passed_over(home, caplog, entries):
 
 def test_only_odd_logs_make_a_target_unsupported(home, monkeypatch):
     _incomplete_log(home)
-    mine = [(origin, text) for origin, text in logs._stored() if str(home) in origin]
-    monkeypatch.setattr(logs, "_stored", lambda: iter(mine))
+    mine = [(origin, reading) for origin, reading in logs.stored() if str(home) in origin]
+    monkeypatch.setattr(logs.places, "stored", lambda: iter(mine))
     assert "tiles of 1 vectors lack heights" in operators.supported(AVX2)
     with pytest.raises(ValueError, match="^target: .*tiles of 1 vectors lack heights"):
         operators.library(AVX2)

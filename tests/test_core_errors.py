@@ -316,6 +316,9 @@ SHARED = "^out: its elements must not share memory$"
 
 #: (arguments that are replaced, the message)
 MATMUL_FAULTS = {
+    "entries of out one element apart": ({"out": _overlapping(1, N, 1)}, SHARED),
+    "entries of out two rows apart": ({"out": _overlapping(2 * N, N, 1)}, SHARED),
+    "entries of out between rows that are too near": ({"out": _overlapping(N, 2 * N, 1)}, SHARED),
     "another K": (
         {"a": np.zeros((3, M, K + 1), F32)},
         f"^b: its rows must be as many as the columns of a; {K + 1} and {K}$",

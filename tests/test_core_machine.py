@@ -212,7 +212,7 @@ def test_explain_names_regions_kernels_and_cost(m, n, k):
     assert ("A is packed in row tiles" in text) == plan.pack_a
     assert f"predicted on one core: {best.picoseconds / 1e6:.2f} us" in text
     # the first of the candidates is the plan itself
-    first = next(line for line in text.splitlines() if re.match(r"\W*1 ", line))
+    first = next(line for line in text.splitlines() if re.match("│ 1 ", line))
     assert f"{plan.mr}x{plan.nv}v" in first and "prepacked" in first
 
 
@@ -220,7 +220,7 @@ def test_explain_accounts_for_all_rows_and_columns():
     for m, n, k in [(1, 8, 8), (29, 65, 17), (100, 128, 64), (1000, 7, 5), (31, 333, 2100)]:
         text = mp.explain(m, n, k, AVX2)
         covered = 0
-        for region in re.findall(r"region \d: (.*)", text):
+        for region in re.findall(r"(?m)^region \d: (.*)", text):
             first, last = map(int, re.search(r"columns (\d+)\.\.(\d+)", region).groups())
             assert first == covered
             covered = last + 1

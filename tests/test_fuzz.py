@@ -42,9 +42,9 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @linux
 def test_short_run_finds_nothing(target):
-    ran = fuzz("--cases", "600", "--seed", "3")
+    ran = fuzz("--cases", "500", "--seed", "1")
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
-    assert "600 cases of seed 3" in ran.stdout
+    assert "500 cases of seed 1" in ran.stdout
 
 
 # --- faults are found
@@ -52,7 +52,7 @@ def test_short_run_finds_nothing(target):
 
 @linux
 def test_faults_made_on_purpose_are_found(target):
-    ran = fuzz("--inject", "all", "--cases", "150")
+    ran = fuzz("--inject", "all", "--cases", "90")
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
     for kind in QUICK_KINDS:
         made, found = map(int, re.findall(rf"{kind} +│ +(\d+) +│ +(\d+) ", ran.stdout)[0])
@@ -68,10 +68,17 @@ def test_a_call_that_does_not_return_is_ended(target):
 
 @linux
 def test_one_case_alone_prints_its_module(target):
-    ran = fuzz("--case", "3", "--inject", "value")
+    ran = fuzz("--case", "3", "--inject", "value", "--together")
     assert ran.returncode == 1
     assert "def form_0(" in ran.stdout and "R.matmul" in ran.stdout
     assert ran.stdout.splitlines()[-1].startswith("wrong: output 0: 1 of ")
+
+
+def test_a_task_has_the_forms_of_its_cases_or_of_its_whole_module():
+    task = worker.Task((RUNS * 9, RUNS * 9 + 1, RUNS * 10))
+    assert task.forms == [9, 10]
+    assert [each.forms for each in task.apart()] == [[9], [10]]
+    assert replace(task, together=True).forms == list(range(8, 16))
 
 
 def outcome(case: int, verdict: Verdict, **options: object) -> Outcome:
@@ -85,6 +92,17 @@ def test_a_line_says_how_to_see_a_fault_again():
     faults += [outcome(0, Verdict.WRONG), outcome(1, Verdict.CRASHED)]
     found = [(each.case, count) for each, count in report.one_of_each_form(faults)]
     assert found == [(0, 1), (1, 1), (RUNS * 2 + 3, 2)]
+
+
+def test_the_table_counts_every_case_once():
+    columns = [verdict for _, verdicts in report.COLUMNS for verdict in verdicts]
+    assert sorted(columns, key=str) == sorted(Verdict, key=str)
+    faults = {verdict for _, verdicts in report.COLUMNS[-2:] for verdict in verdicts}
+    assert faults == {verdict for verdict in Verdict if verdict.is_fault}
+    outcomes = [outcome(0, Verdict.RIGHT, rewritten=2), outcome(1, Verdict.HUNG, left=1)]
+    rendered = report.table(outcomes)
+    last = [list(column.cells)[-1] for column in rendered.columns]
+    assert [str(cell) for cell in last] == ["all", "1", "2", "1", "1", "1", "", "", "", "", "1"]
 
 
 def test_a_fault_that_was_made_and_not_found_is_missed():
@@ -159,7 +177,7 @@ def test_a_compiler_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(crew, "_hire", hire)
     outcomes: list[Outcome] = []
     task = worker.Task((0, 1))
-    crew.run_tasks([task], 1, worker.Options(0, patience=0.2), outcomes.append)
+    crew.run_tasks([task], 1, worker.Options(0, "", 0.1, 0.1), outcomes.append)
     assert len(hired) == 3
     assert [each.verdict for each in outcomes] == [Verdict.REFUSED] * 2
     assert "did not end in time; without us, it did not end in time" in outcomes[0].detail
@@ -296,7 +314,8 @@ def test_faults_of_a_product_are_outside_the_bound(m, k, n):
     value = value_of(product_form(), arrays)
     assert reference.fault(a[:, :-1] @ b[:-1], value) is not None  # the last k was left out
     assert reference.fault(a @ b[:, ::-1], value) is not None
-    assert reference.fault((a @ b).astype(np.float16).astype(np.float32), value) is not None
+    if k < 1000:  # rounding to half precision is a small error beside that of a long sum
+        assert reference.fault((a @ b).astype(np.float16).astype(np.float32), value) is not None
     assert reference.fault((a @ b).T, value) is not None
     assert reference.fault((a @ b).astype(np.float64), value) is not None
     leaked = a @ b
@@ -395,7 +414,9 @@ def test_an_empty_sum_is_zero_but_not_in_plain_tvm():
 def test_infinity_times_what_may_be_zero_is_not_judged():
     tiny = Value(np.array([1e-9, 1.0]), np.array([1e-8, 1e-8]), np.zeros(2, bool), "float32")
     infinite = Value.of(np.array([np.inf, np.inf], np.float32), "float32")
-    assert bounds.multiply(tiny, infinite).anything.tolist() == [True, False]
+    with np.errstate(invalid="ignore"):
+        product = bounds.multiply(tiny, infinite)
+    assert product.anything.tolist() == [True, False]
 
 
 # --- guarded memory

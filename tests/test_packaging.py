@@ -139,6 +139,20 @@ def test_installed_package(
     assert found["logs"] == expected
 
 
+def test_installed_command(environment: tuple[str, Path], tmp_path: Path) -> None:
+    """The console script, and what is said of that which is not installed."""
+    kind, python = environment
+    moonpoly = python.with_name("moonpoly")
+    text = subprocess.check_output([moonpoly, "--version"], cwd=tmp_path, text=True)
+    assert text.startswith("moonpoly ")
+    bench = subprocess.run(
+        [moonpoly, "bench", "gemm"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    # the source here is a copy of the packages alone, so neither kind has benchmarks
+    assert bench.returncode == 1, kind
+    assert bench.stderr.startswith("error: the benchmarks are part of the repository")
+
+
 def test_wheel_holds_the_packages_only(source: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build_distribution(source, "wheel", tmp_path)) as wheel:
         names = wheel.namelist()

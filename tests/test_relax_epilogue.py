@@ -16,7 +16,7 @@ from tvm_moonpoly.operators import Activation, Chain, Step
 W = tensor(8, 24)
 B = tensor(24)
 weight, bias, row_bias = relax.const(W), relax.const(B), relax.const(B.reshape(1, 1, 24))
-unused = relax.const(np.zeros(1, np.float32))
+unused = relax.const(np.zeros((), np.float32))
 p_weight, p_bias, p_zero, p_table = packed(W), padded(B, 24), padded(None, 24), table(24, 8)
 
 

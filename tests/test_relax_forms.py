@@ -220,6 +220,26 @@ def test_parameters_that_are_not_lifted_are_operands():
         np.testing.assert_allclose(call(x, *WEIGHTS), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_parameter_that_is_used_twice_is_packed_once():
+    @R.function
+    def func(x: R.Tensor(("n", 16), "float32"), w: R.Tensor((16, 16), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            y = R.matmul(x, w)
+            z = R.matmul(y, w)
+            t = R.permute_dims(w)
+            u = R.matmul(z, t)
+            R.output(u)
+        return u
+
+    _, _, vm = machine_of(func, lift_parameters=True)
+    w, x = tensor(16, 16), tensor(3, 16)
+    prepared = vm["main_transform_params"]([tvm.runtime.tensor(w)])
+    assert len(prepared) == 2  # and once more for the transposed one
+    got = vm["main"](tvm.runtime.tensor(x), *prepared).numpy()
+    np.testing.assert_allclose(got, x @ w @ w @ w.T, rtol=1e-4, atol=1e-3)
+
+
 def test_parameters_that_may_be_written_are_not_packed():
     @R.function(pure=False)
     def func(x: R.Tensor(("n", 8), "float32"), w: R.Tensor((8, 16), "float32")):

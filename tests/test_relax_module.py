@@ -273,3 +273,28 @@ def test_report_shows_dimensions_without_type_prefixes():
         "(n * 2, 8) x (8, 24)",
         "((n + 3) // 4 * 4, max(n, 2), 8) x (8, 24)",
     ]
+
+
+@pytest.mark.parametrize("attribute", ["Composite", "Codegen", "Primitive"])
+def test_nested_function_of_another_backend_is_left(attribute):
+    x = relax.Var("x", relax.TensorType((tvm.tirx.Var("n", "int64"), 8), "float16"))
+    a = relax.Var("a", relax.TensorType((tvm.tirx.Var("m", "int64"), 8), "float16"))
+    half = relax.const(W[:, :8].astype("float16"))
+    builder = relax.BlockBuilder()
+    with builder.function("inner", [a]):
+        builder.emit_func_output(builder.emit(relax.op.matmul(a, half)))
+    inner = builder.get()["inner"].without_attr("global_symbol")
+    inner = inner.with_attr(attribute, 1 if attribute == "Primitive" else "other")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        local = builder.emit(inner)
+        y = builder.emit(relax.Call(local, [x]))
+        builder.emit_func_output(builder.emit(relax.op.matmul(y, half)))
+    after, report = run_pass(builder.get())
+    assert len(report.rewritten) == 1
+    (kept,) = [
+        binding.value
+        for binding in after["main"].body.blocks[0].bindings
+        if isinstance(binding.value, relax.Function)
+    ]
+    tvm.ir.assert_structural_equal(kept, inner)

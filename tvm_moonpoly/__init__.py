@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvm_moonpoly import verbosity
+
 if TYPE_CHECKING:
     from relax_passes.pipeline import pipeline
     from tvm_moonpoly.explanation import explain
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "detect_target", "explain", "pipeline"]
+
+verbosity.apply()
 
 
 def __getattr__(name: str) -> Any:

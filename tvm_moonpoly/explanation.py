@@ -1,25 +1,162 @@
-"""Say how a product is assembled: the regions, the micro-kernels, and the runners-up."""
+"""How a product is assembled, as data: the regions, the micro-kernels, the cost, the runners-up.
+
+`explain` says the same as text (`explanation_text`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from tvm.target import Target
 
-from tvm_moonpoly.machine import detect_target
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.logs import TuningLog
+from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.operators import described, supported
 from tvm_moonpoly.planner import spec
+from tvm_moonpoly.planner.counts import counts
 from tvm_moonpoly.planner.plan import BMode, Plan
 
-_PLACES = {
-    BMode.PREPACKED: "packed at compile time",
-    BMode.DIRECT: "read in place",
-    BMode.PACKED: "packed block by block during the call",
-    BMode.STREAM: "streamed in place, without micro-kernels",
+#: What the entries of the cost table are spent on.
+PARTS = {
+    "start": "micro-kernels",
+    "step": "micro-kernels",
+    "b_l2": "reading B",
+    "b_l3": "reading B",
+    "b_memory": "reading B",
+    "b_direct": "reading B",
+    "a_l2": "reading A again",
+    "a_l3": "reading A again",
+    "c_block": "adding blocks of k",
+    "pack_a": "packing A",
+    "pack_rows": "packing B",
+    "pack_columns": "packing B",
+    "axpy_start": "streaming B",
+    "axpy_step": "streaming B",
+    "dot_start": "streaming B",
+    "dot_step": "streaming B",
 }
+
+PARTIAL = "the partial panel"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Columns ``first`` to ``last`` of the output: ``groups`` groups of ``columns`` each, their
+    rows in ``(number, height)`` tiles. ``kernel`` is the largest tile: 4x3v is 4 rows by 3
+    vectors; none where B is streamed. ``partial``: the last columns, fewer than a vector, which
+    are computed through a tile on the stack."""
+
+    first: int
+    last: int
+    groups: int
+    columns: int
+    tiles: tuple[tuple[int, int], ...]
+    kernel: str | None
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is known of how ``product`` is computed on ``machine``.
+
+    ``ranked`` are all plans that were weighed, the cheapest first, for one core and one product;
+    ``plan`` is the first of them, shared out over the machine's cores.
+    """
+
+    product: spec.Product
+    machine: Machine
+    log: TuningLog
+    table: CostTable
+    plan: Plan
+    ranked: tuple[spec.Choice, ...]
+    regions: tuple[Region, ...]
+
+    @property
+    def best(self) -> spec.Choice:
+        return self.ranked[0]
+
+    @property
+    def gflops(self) -> float:
+        """GFLOP/s of one product on one core, as predicted."""
+        p = self.product
+        return 2e3 * p.m * p.n * p.k / max(self.best.picoseconds, 1)
+
+    def parts(self, choice: spec.Choice) -> dict[str, int]:
+        """Picoseconds of ``choice`` by what they are spent on, the most first."""
+        return dict(parts(self.product, choice, self.machine, self.table).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; times in picoseconds on one core, sizes in elements."""
+        product, machine, log = self.product, self.machine, self.log
+        return {
+            "m": product.m,
+            "n": product.n,
+            "k": product.k,
+            "batch": product.batch,
+            "constant_weights": product.b_mode == BMode.PREPACKED,
+            "machine": {
+                "mcpu": machine.mcpu,
+                "isa": machine.isa,
+                "lanes": machine.lanes,
+                "threads": machine.cores,
+            },
+            "log": {"origin": log.origin, "mcpu": log.machine["mcpu"]},
+            "plan": plan_json(self.plan),
+            "regions": [
+                {
+                    "columns": [region.first, region.last],
+                    "groups": region.groups,
+                    "columns_a_group": region.columns,
+                    "row_tiles": [
+                        {"number": number, "rows": rows} for number, rows in region.tiles
+                    ],
+                    "kernel": region.kernel,
+                    "partial": region.partial,
+                }
+                for region in self.regions
+            ],
+            "predicted_ps": self.best.picoseconds,
+            "predicted_gflops": round(self.gflops, 2),
+            "spent_on": self.parts(self.best),
+            "why": why(self),
+            "ranked": [
+                {"plan": plan_json(choice.plan), "predicted_ps": choice.picoseconds}
+                for choice in self.ranked
+            ],
+        }
+
+
+def explained(
+    m: int,
+    n: int,
+    k: int,
+    target: Target | dict[str, Any] | None = None,
+    batch: int = 1,
+    threads: int | None = None,
+    constant_weights: bool = True,
+) -> Explanation:
+    """How ``batch`` products of (m, k) by (k, n) are assembled. See `explain`."""
+    for name, size in {"m": m, "n": n, "k": k, "batch": batch, "threads": threads}.items():
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
+    if constant_weights and batch > 1:
+        raise ValueError("batch: constant weights are for one product, so batch must be 1")
+    target = detect_target() if target is None else Target(target)
+    reason = supported(target)
+    if reason is not None:
+        raise ValueError(f"target: {reason}")
+    machine, log, table = described(target)
+    if threads is not None:
+        machine = replace(machine, cores=threads)
+    mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
+    product = spec.Product(m, n, k, batch, mode)
+    ranked = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
+    plan = spec.plan(product, machine, table)
+    regions = tuple(_regions(product, plan, machine.lanes))
+    return Explanation(product, machine, log, table, plan, tuple(ranked), regions)
 
 
 def explain(
@@ -38,98 +175,92 @@ def explain(
 
     Raises ValueError for sizes below 1 and for targets without micro-kernels.
     """
-    for name, size in {"m": m, "n": n, "k": k, "batch": batch, "threads": threads}.items():
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
-    if constant_weights and batch > 1:
-        raise ValueError("batch: constant weights are for one product, so batch must be 1")
-    target = detect_target() if target is None else Target(target)
-    reason = supported(target)
-    if reason is not None:
-        raise ValueError(f"target: {reason}")
-    machine, log, table = described(target)
-    if threads is not None:
-        machine = replace(machine, cores=threads)
-    mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
-    product = spec.Product(m, n, k, batch, mode)
-    ranked = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
-    plan = spec.plan(product, machine, table)
-    best = spec.best(product, machine, table)
-    work = 2 * m * n * k
+    from tvm_moonpoly.explanation_text import text
 
-    lines = [
-        f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}], fp32"
-        + (f", {batch} products" if batch > 1 else "")
-        + f", on {machine.mcpu} ({machine.isa}, {machine.lanes} lanes, {machine.cores} threads)",
-        f"costs from the log of {log.machine.get('mcpu')} ({log.origin})",
-        "",
-        *_regions(product, plan, machine.lanes),
-        f"B is {_PLACES[plan.b_mode]}; "
-        f"A is {'packed in row tiles' if plan.pack_a else 'read in place'}",
-        _blocks(plan),
-        _threads(plan),
-        f"predicted on one core: {best.picoseconds / 1e6:.2f} us, "
-        f"{work / max(best.picoseconds, 1) * 1e3:.1f} GFLOP/s",
-    ]
-    return "\n".join(lines) + "\n\n" + _runners_up(ranked[:5])
+    return text(explained(m, n, k, target, batch, threads, constant_weights))
 
 
-def _regions(product: spec.Product, plan: Plan, lanes: int) -> list[str]:
+def parts(
+    product: spec.Product, choice: spec.Choice, machine: Machine, table: CostTable
+) -> Counter[str]:
+    """Picoseconds of ``choice`` by what they are spent on."""
+    # the planner charges whole panels by counts and what remains by an estimate
+    streamed = choice.plan.b_mode == BMode.STREAM
+    whole = product if streamed else replace(product, n=product.n - product.n % machine.lanes)
+    spent: Counter[str] = Counter()
+    for entry, count in counts(whole, choice.plan, machine).items():
+        name = str(entry[0])
+        if len(entry) == 1:
+            picoseconds = getattr(table.traffic, name)
+        else:
+            _, rows, vectors, packed = entry
+            picoseconds = getattr(table.task(rows, vectors, packed), name)  # type: ignore[arg-type]
+        spent[PARTS[name]] += count * picoseconds
+    if not streamed and product.n % machine.lanes:
+        spent[PARTIAL] = choice.picoseconds - sum(spent.values())
+    return +spent
+
+
+def why(explanation: Explanation) -> str:
+    """Why the plan was chosen: one sentence."""
+    first, *others = explanation.ranked
+    if not others:
+        return "there is no other plan for it"
+    second = others[0]
+    more = second.picoseconds / max(first.picoseconds, 1) - 1
+    chosen = f"the cheapest of {len(explanation.ranked)} plans; the next one, {name(second.plan)}"
+    if second.picoseconds == first.picoseconds:
+        return f"{chosen}, costs the same and comes later"
+    mine, its = explanation.parts(first), explanation.parts(second)
+    differences = {part: its.get(part, 0) - mine.get(part, 0) for part in {**mine, **its}}
+    part = max(differences, key=lambda each: (differences[each], each))
+    return (
+        f"{chosen}, costs {more:.1%} more, first of all for {part} "
+        f"({differences[part] / 1e6:+.2f} us)"
+    )
+
+
+def name(plan: Plan) -> str:
+    """A plan in a few characters: tiles, and what is special about it."""
     if plan.b_mode == BMode.STREAM:
-        return ["one region: row by row of A, without tiles"]
-    panels = product.n // lanes
-    main = panels - plan.tail_nv
-    regions = []
+        return "streaming"
+    tiles = f"{plan.mr}x{plan.nv}v" + (f" + {plan.tail_mr}x{plan.tail_nv}v" * bool(plan.tail_nv))
+    packed = [f"packed {matrix}" for matrix, is_packed in _packed(plan).items() if is_packed]
+    blocks = [f"{name} {size}" for name, size in (("kc", plan.kc), ("mc", plan.mc)) if size]
+    return ", ".join([tiles, *packed, *blocks])
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data, 0 for blocks of all."""
+    return {**vars(plan), "b_mode": plan.b_mode.name.lower()}
+
+
+def _packed(plan: Plan) -> dict[str, bool]:
+    return {"A": plan.pack_a, "B": plan.b_mode == BMode.PACKED}
+
+
+def _regions(product: spec.Product, plan: Plan, lanes: int) -> list[Region]:
+    m, n = product.m, product.n
+    if plan.b_mode == BMode.STREAM:
+        return [Region(0, n - 1, 1, n, ((m, 1),), None)]
+    main = n // lanes - plan.tail_nv
+    found = []
     if main:
-        regions.append(
-            f"region 1: columns 0..{main * lanes - 1}, {main // plan.nv} groups of "
-            f"{plan.nv * lanes} columns, row tiles {_tiles(product.m, plan.mr)}"
+        width = plan.nv * lanes
+        kernel = f"{plan.mr}x{plan.nv}v"
+        found.append(
+            Region(0, main * lanes - 1, main // plan.nv, width, _tiles(m, plan.mr), kernel)
         )
     if plan.tail_nv:
-        regions.append(
-            f"region 2: columns {main * lanes}..{panels * lanes - 1}, one group, "
-            f"row tiles {_tiles(product.m, plan.tail_mr)}"
-        )
-    if product.n % lanes:
-        regions.append(
-            f"the last {product.n % lanes} columns: a partial panel, through a tile on the stack"
-        )
-    return regions
+        first, width = main * lanes, plan.tail_nv * lanes
+        kernel = f"{plan.tail_mr}x{plan.tail_nv}v"
+        found.append(Region(first, first + width - 1, 1, width, _tiles(m, plan.tail_mr), kernel))
+    if n % lanes:
+        found.append(Region(n - n % lanes, n - 1, 1, n % lanes, (), None, partial=True))
+    return found
 
 
-def _tiles(m: int, mr: int) -> str:
+def _tiles(m: int, mr: int) -> tuple[tuple[int, int], ...]:
     small, large, tiles = spec.balanced(m, mr)
-    parts = [f"{large} x {small + 1}"] if large else []
-    return " + ".join([*parts, f"{tiles - large} x {small}"])
-
-
-def _blocks(plan: Plan) -> str:
-    sizes = {"k": plan.kc, "m": plan.mc, "groups": plan.nc}
-    named = [f"{name} by {size}" for name, size in sizes.items() if size]
-    return "blocks: " + (", ".join(named) if named else "none, everything in one pass")
-
-
-def _threads(plan: Plan) -> str:
-    if plan.workers == 1:
-        return "threads: the calling one"
-    return f"threads: {plan.workers}, rows in {plan.splits_m} parts and groups in {plan.splits_n}"
-
-
-def _runners_up(ranked: list[spec.Choice]) -> str:
-    table = Table("rank", "main tile", "tail tile", "A", "B", "kc", "mc", "predicted us")
-    for i, choice in enumerate(ranked):
-        p = choice.plan
-        table.add_row(
-            str(i + 1),
-            f"{p.mr}x{p.nv}v",
-            f"{p.tail_mr}x{p.tail_nv}v" if p.tail_nv else "-",
-            "packed" if p.pack_a else "plain",
-            p.b_mode.name.lower(),
-            str(p.kc or "all"),
-            str(p.mc or "all"),
-            f"{choice.picoseconds / 1e6:.2f}",
-        )
-    console = Console(width=100, no_color=True)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+    found = [(large, small + 1), (tiles - large, small)]
+    return tuple((number, rows) for number, rows in found if number)

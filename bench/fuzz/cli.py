@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: Printed in full; what is more is counted.
 MAX_FAULTS = 100
 
+#: Columns of the table when it does not go to a terminal.
+FILE_WIDTH = 160
+
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
@@ -25,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cases", type=_positive, default=10_000, help="how many (default: %(default)s)")
     add("--seed", type=int, default=0, help="of all that is drawn (default: %(default)s)")
     add("--case", type=int, help="run this one alone and print its module")
+    add("--together", action="store_true", help="with --case: compile its whole module")
     cores = len(os.sched_getaffinity(0))
     add("--jobs", type=_positive, default=cores, help="processes (default: one a core)")
     add(
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if alone:
         from bench.fuzz.alone import run_alone
 
-        return run_alone(chosen.case, options)
+        return run_alone(chosen.case, options, chosen.together)
     return run_all(chosen.cases, chosen.jobs, options)
 
 
@@ -69,6 +73,8 @@ def run_all(cases: int, jobs: int, options: Options) -> int:
     from bench.fuzz.crew import run_tasks, tasks_of
 
     console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH  # the table is not squeezed
     start = time.monotonic()
     outcomes: list[Outcome] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

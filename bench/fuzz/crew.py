@@ -16,9 +16,6 @@ from bench.fuzz.execute import Outcome, Verdict
 from bench.fuzz.run import form_of, group_of
 from bench.fuzz.worker import Emit, Options, Task, serve
 
-#: A compiler is given this many times the patience that a case is.
-COMPILER_PATIENCE = 3
-
 
 def tasks_of(cases: int) -> list[Task]:
     """The cases from 0 on, by groups."""
@@ -44,6 +41,7 @@ class _Member:
 def run_tasks(tasks: Sequence[Task], jobs: int, options: Options, emit: Emit) -> None:
     """Run all ``tasks`` in ``jobs`` processes; their outcomes go to ``emit`` as they come."""
     waiting = deque(tasks)
+    limit = options.patience + options.compiler_patience
     members = [_hire(options) for _ in range(min(jobs, len(tasks)))]
     try:
         while True:
@@ -61,7 +59,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int, options: Options, emit: Emit) ->
                     members[members.index(member)] = _hire(options)
             for member in members:
                 silent = time.monotonic() - member.heard
-                if member.task is not None and silent > COMPILER_PATIENCE * options.patience:
+                if member.task is not None and silent > limit:
                     member.process.kill()  # seen as its death in the next round
     finally:
         for member in members:

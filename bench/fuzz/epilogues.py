@@ -95,7 +95,8 @@ def _operand_dims(sketch: Sketch, known: Known) -> list[Dim]:
         if len(whole) < 5 and sketch.chance(0.5):
             return [static(sketch.pick([1, 2])), *dims]
         grown = static(sketch.pick([2, 3]))
-        return [grown if dim == static(1) else each for dim, each in zip(whole, dims, strict=True)]
+        ones = [dim == static(1) for dim in known.dims]  # not where two symbols were broadcast
+        return [grown if one else each for one, each in zip(ones, dims, strict=True)]
     return dims[int(sketch.rng.integers(len(dims))) :]
 
 

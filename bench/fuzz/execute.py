@@ -14,7 +14,7 @@ import tvm_ffi
 from bench.fuzz import hooks, memory
 from bench.fuzz.bounds import Value
 from bench.fuzz.compiled import Compiled
-from bench.fuzz.graph import Form, Role, walk
+from bench.fuzz.graph import Form, Role
 from bench.fuzz.reference import Mismatch, evaluate, fault
 from bench.fuzz.run import Run
 from bench.fuzz.values import numpy_dtype
@@ -144,20 +144,13 @@ def _says(error: Exception, mismatch: Mismatch, form: Form) -> bool:
 
 
 def plain_mismatch(form: Form, run: Run, left: frozenset[str]) -> bool:
-    """Whether the call has no result, and it is plain TVM that would have to see it."""
+    """Whether the call has no result, and it is plain TVM that would have to see it: it reads
+    beyond the operands, and may crash."""
     try:
         evaluate(form, run.arrays, run.sizes, left)
     except Mismatch as mismatch:
         return mismatch.plain
     return False
-
-
-def plain_crash(form: Form, run: Run, left: frozenset[str]) -> bool:
-    """Whether a crash of this case is a known one of plain TVM: operands that do not fit are read
-    beyond their end, and memory that is planned in one branch of an If is used in the other, when
-    it has not been allocated."""
-    branches = any(node.op == "branch" for node in walk(form.nodes))
-    return plain_mismatch(form, run, left) or (branches and not run.guarded)
 
 
 def first_line(error: Exception) -> str:

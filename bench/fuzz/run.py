@@ -20,7 +20,7 @@ RUN_STREAM = 2
 #: Multiplications of a case, and how often; inputs have at most `MAX_ELEMENTS` elements.
 WORK = {3e4: 0.35, 4e5: 0.5, 4e6: 0.13, 3e7: 0.02}
 MAX_ELEMENTS = 3_000_000
-#: A form with an upper bound of a symbol allocates for that: the work there.
+#: A form with an upper bound of a symbol allocates for that: work and elements there.
 WORK_AT_BOUNDS = 3e8
 #: No symbol is greater.
 MAX_SIZE = 4200
@@ -135,13 +135,16 @@ def _size(rng: np.random.Generator, purpose: str) -> int:
 
 
 def _affordable(form: Form, sizes: Mapping[str, int], limit: float) -> bool:
-    work = _work(form, sizes)
-    if form.bounds and _work(form, {**sizes, **form.bounds}) > WORK_AT_BOUNDS:
-        return False
-    elements = max(
-        (int(np.prod([dim.at(sizes) for dim in each.dims])) for each in form.inputs), default=0
-    )
-    return work <= limit and elements <= MAX_ELEMENTS
+    if form.bounds:
+        greatest = {**sizes, **form.bounds}
+        if max(_work(form, greatest), _elements(form, greatest)) > WORK_AT_BOUNDS:
+            return False
+    return _work(form, sizes) <= limit and _elements(form, sizes) <= MAX_ELEMENTS
+
+
+def _elements(form: Form, sizes: Mapping[str, int]) -> float:
+    """The size of the largest input."""
+    return max(float(np.prod([dim.at(sizes) for dim in each.dims])) for each in form.inputs)
 
 
 def _work(form: Form, sizes: Mapping[str, int]) -> float:

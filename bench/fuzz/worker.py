@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -22,14 +23,15 @@ import tvm_moonpoly
 from bench.fuzz import hooks
 from bench.fuzz.compiled import Compiled, Way, compile_forms, draw_way, plain_compiles
 from bench.fuzz.draw import draw_form
-from bench.fuzz.execute import Outcome, Verdict, execute, first_line, plain_crash
+from bench.fuzz.execute import Outcome, Verdict, execute, first_line, plain_mismatch
 from bench.fuzz.graph import Form
 from bench.fuzz.inject import QUICK_KINDS, injection
-from bench.fuzz.run import draw_run, form_of, group_of
+from bench.fuzz.run import FORMS_IN_MODULE, draw_run, form_of, group_of
 from tvm_moonpoly import operators
 
-#: After this many seconds a case hangs.
+#: After this many seconds a case hangs, and so does a compiler.
 PATIENCE = 60.0
+COMPILER_PATIENCE = 180.0
 
 Emit = Callable[[Outcome], None]
 
@@ -37,29 +39,38 @@ Emit = Callable[[Outcome], None]
 @dataclass(frozen=True)
 class Options:
     """``inject``: the kind of fault to make in each case, "all" for one after the other, or "".
-    ``patience``: see `PATIENCE`. ``quiet``: without what the compiler prints."""
+    ``patience`` and ``compiler_patience`` are in seconds. ``quiet``: without what the compiler
+    prints."""
 
     seed: int
     inject: str = ""
     patience: float = PATIENCE
+    compiler_patience: float = COMPILER_PATIENCE
     quiet: bool = True
 
 
 @dataclass(frozen=True)
 class Task:
     """Cases of the forms of one group. ``failure``: how our pipeline failed on the one form, when
-    it remains to be seen whether TVM compiles it without us."""
+    it remains to be seen whether TVM compiles it without us. ``together``: all forms of the group
+    are compiled, whatever the cases."""
 
     cases: tuple[int, ...]
     failure: str = ""
+    together: bool = False
 
     @property
     def forms(self) -> list[int]:
-        return sorted({form_of(case) for case in self.cases})
+        forms = sorted({form_of(case) for case in self.cases})
+        if not self.together:
+            return forms
+        first = group_of(forms[0]) * FORMS_IN_MODULE
+        return list(range(first, first + FORMS_IN_MODULE))
 
     def apart(self) -> list[Task]:
-        """A task for each of its forms."""
-        return [Task(tuple(c for c in self.cases if form_of(c) == form)) for form in self.forms]
+        """A task for each form that it has cases of."""
+        forms = sorted({form_of(case) for case in self.cases})
+        return [Task(tuple(c for c in self.cases if form_of(c) == form)) for form in forms]
 
 
 def serve(connection: Connection, options: Options) -> None:
@@ -171,6 +182,8 @@ def _child(
             verdict, detail = execute(form, run, compiled, fault)
             writer.send(_outcome(case, form, compiled, verdict, detail))
         code = 0
+    except BaseException:  # a fault of the fuzzer: it is told as a crash, with its last line
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -192,7 +205,7 @@ def _lost(
     """The outcome of a case that ended its process."""
     form = forms[form_of(case)]
     run = draw_run(form, options.seed, case)
-    known = plain_crash(form, run, compiled.plain[form.name])
+    known = plain_mismatch(form, run, compiled.plain[form.name])
     if verdict is Verdict.CRASHED and not injected and known:
         verdict = Verdict.PLAIN
     return replace(_outcome(case, form, compiled, verdict, detail), injected=injected)

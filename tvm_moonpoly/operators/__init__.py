@@ -9,7 +9,7 @@ from tvm.target import Target
 
 from tvm_moonpoly.operators import plain, verify
 from tvm_moonpoly.operators.activation import Activation
-from tvm_moonpoly.operators.chain import Chain, Step
+from tvm_moonpoly.operators.chain import MAX_OPERANDS, MAX_STEPS, Chain, Step
 from tvm_moonpoly.operators.linear import LINEAR, LINEAR_CHAIN, LINEAR_RESIDUAL, PACK
 from tvm_moonpoly.operators.matmul import MATMUL, MATMUL_CHAIN
 from tvm_moonpoly.operators.operator_library import (
@@ -28,6 +28,9 @@ __all__ = [
     "LINEAR_RESIDUAL",
     "MATMUL",
     "MATMUL_CHAIN",
+    "MAX_DIMS",
+    "MAX_OPERANDS",
+    "MAX_STEPS",
     "PACK",
     "PRODUCTS",
     "VERIFY",

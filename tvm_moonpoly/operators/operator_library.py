@@ -46,13 +46,14 @@ from tvm_moonpoly.planner import native as native_planner
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode
 
-_log = logging.getLogger("tvm_moonpoly.logs")
-
 #: ``moonpoly_plan_rows(n, k, batch, b_mode, out)``: out[m] is the plan for m rows, m = 1, 2, ...
 PLAN_ROWS = "moonpoly_plan_rows"
 
 #: Rows that a table of plans reaches to; beyond, planning takes no time that matters.
 TABLE_ROWS = 1024
+
+#: Kernels of a log; a complete family has below a hundred.
+MOST_KERNELS = 1024
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,27 @@ def described(target: Target) -> tuple[Machine, logs.TuningLog, CostTable]:
     Raises LookupError when there is no such log, ValueError when there are no micro-kernels.
     """
     reasons = []
-    for isa in vector_units(Machine.from_target(target).features):
+    units = vector_units(Machine.from_target(target).features)
+    for isa in units:
         machine = Machine.from_target(target, isa)
         for log in logs.usable(machine):
             try:
-                return machine, log, _costs(log, machine)
+                table = costs(log, machine)
             except ValueError as error:
-                _log.warning("%s: skipped: %s", log.origin, error)
+                logs.say_once(logging.WARNING, f"{log.origin}: skipped: {error}")
                 reasons.append(str(error))
+                continue
+            logs.say_used(log, machine, units[0])
+            return machine, log, table
         reasons.append(f"no tuning log for {isa} (mcpu {machine.mcpu!r})")
     raise LookupError("; ".join(reasons))
 
 
-def _costs(log: logs.TuningLog, machine: Machine) -> CostTable:
+def costs(log: logs.TuningLog, machine: Machine) -> CostTable:
     """The cost table in ``log``; raises ValueError when it cannot serve ``machine``."""
+    kernels = sum(entry.get("kind") == "kernel" for entry in log.entries)
+    if kernels > MOST_KERNELS:
+        raise ValueError(f"log: it holds {kernels} kernels, more than {MOST_KERNELS}")
     table = CostTable.from_entries([dict(entry) for entry in log.entries])
     for record in table.tasks:
         if not fits(record, machine):
@@ -126,9 +134,23 @@ def library(target: Target) -> OperatorLibrary:
     reason = supported(target)
     if reason is not None:
         raise ValueError(f"target: {reason}")
+    return _library(_text(target))
+
+
+def is_cached(target: Target) -> bool:
+    """Whether the cache holds the library for ``target``; not where there is none to be had."""
+    if supported(target) is not None:
+        return False
+    plain_target = Target(json.loads(_text(target)))
+    machine, _, table = described(plain_target)
+    return cache.load(cache_key(plain_target, machine, table)) is not None
+
+
+def _text(target: Target) -> str:
+    """All of ``target`` that the library depends on."""
     # the host is the target itself: the library runs where it is called
     config = {k: v for k, v in json.loads(str(target)).items() if k != "host"}
-    return _library(json.dumps(config, sort_keys=True))
+    return json.dumps(config, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=8)

@@ -151,8 +151,14 @@ def emit(functions: Functions) -> None:
             (n, let(vc.shape[column]), "must have as many columns as b"),
         ):
             require(own == size, "out", f"{rule}: # and #", own, size)
-        batch, dims, shared = scratch(1, INT), scratch(1, INT), scratch(1, INT)
-        batch[0], dims[0], shared[0] = as_int(1), as_int(len(_NUMBERS)), as_int(0)
+        a_m, a_k, b_k, b_n, out_m, out_n = (
+            let(view.stride[dim]) for view in (va, vb, vc) for dim in (row, column)
+        )
+        batch, dims = scratch(1, INT), scratch(1, INT)
+        batch[0], dims[0] = as_int(1), as_int(len(_NUMBERS))
+        # how far the matrices before this dimension reach, if each dimension goes beyond the next
+        reach, nested = scratch(1, INT), scratch(1, INT)
+        reach[0], nested[0] = select(m > 1, m * out_m, n), as_int(1)
         with loop(ndim - 2) as i:
             dim = let(ndim - 3 - i)
             size = let(vc.shape[dim])
@@ -170,23 +176,15 @@ def emit(functions: Functions) -> None:
                 product[dims[0]] = size
                 for position, view in enumerate((va, vb, vc)):
                     product[dims[0] + 1 + position] = view.stride[dim]
-                shared[0] = select(vc.stride[dim] == 0, 1, shared[0])
+                nested[0] = select(vc.stride[dim] < reach[0], 0, nested[0])
+                reach[0] = size * vc.stride[dim]
                 dims[0] = dims[0] + _BATCH_FIELDS
-        a_m, a_k, b_k, b_n, out_m, out_n = (
-            let(view.stride[dim]) for view in (va, vb, vc) for dim in (row, column)
-        )
         put(m=m, n=n, k=k, batch=batch[0], dims=div(dims[0] - len(_NUMBERS), _BATCH_FIELDS))
         put(a_m=a_m, a_k=a_k, b_k=b_k, b_n=b_n, out_m=out_m, out_n=out_n, flipped=as_int(0))
 
         def look_closer() -> None:
-            # rows of adjacent elements overlap when they begin closer than they are long
-            overlap = tirx.all(m > 1, out_m < n, out_m > 0 - n, tirx.any(out_n == 1, out_m == 0))
             with when(tirx.all(batch[0] > 0, m > 0, n > 0)):
-                require(
-                    tirx.Not(tirx.any(shared[0] > 0, overlap, tirx.all(n > 1, out_n == 0))),
-                    "out",
-                    "its elements must not share memory",
-                )
+                require(_apart(vc, ndim), "out", "its elements must not share memory")
                 with when(asked >= _ADJACENT):
                     either = "elements of its rows or of its columns must be adjacent"
                     require(tirx.any(a_k == 1, k <= 1, a_m == 1, m <= 1), "a", either)
@@ -205,8 +203,31 @@ def emit(functions: Functions) -> None:
                         product[step] = product[step + 1]
                         product[step + 1] = of_a
 
-        usual_out = tirx.all(shared[0] == 0, out_n == 1, tirx.any(out_m >= n, m <= 1))
+        usual_out = tirx.all(nested[0] == 1, out_n == 1, tirx.any(out_m >= n, m <= 1))
         unless(
             tirx.all(usual_out, a_k == 1, tirx.any(b_n == 1, b_k == 1)),
             look_closer,
         )
+
+
+def _apart(view: View, ndim: Expr) -> Expr:
+    """Whether no two elements of a tensor share memory: each dimension's stride goes beyond all
+    that those of smaller strides reach together.
+
+    (Refuses some layouts that interleave without sharing anything, which nobody stores.)
+    """
+    apart, inner = scratch(1, INT), scratch(1, INT)
+    apart[0] = as_int(1)
+
+    def length(dim: Expr) -> Expr:
+        return let(tirx.Select(view.stride[dim] < 0, 0 - view.stride[dim], view.stride[dim]))
+
+    with loop(ndim) as i, when(view.shape[i] > 1):
+        own = length(i)
+        inner[0] = as_int(0)
+        with loop(ndim) as j:
+            other = length(j)
+            below = tirx.any(other < own, tirx.all(other == own, j > i))
+            inner[0] = inner[0] + select(below, (view.shape[j] - 1) * other, 0)
+        apart[0] = select(own <= inner[0], 0, apart[0])
+    return apart[0] == 1

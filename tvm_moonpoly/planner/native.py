@@ -198,12 +198,19 @@ def _consider_width(
                 consider(as_int(width), *costs[False, width])
 
 
+#: For packed weights, and for two operands that change.
+_UNPLANNED = tuple(
+    Plan(1, 1, 0, 0, False, mode).encode() for mode in (BMode.PREPACKED, BMode.STREAM)
+)
+
+
 def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None:
     @functions.separate("moonpoly_plan", m=INT, n=INT, k=INT, batch=INT, b_mode=INT, out=INTS)
     def _(m: Expr, n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Pointer) -> None:
         best = scratch(2, INT)
         best[0] = as_int(INFINITE)
-        best[1] = as_int(0)
+        # a valid plan, should all costs of a forged table overflow
+        best[1] = select(b_mode == int(BMode.PREPACKED), *_UNPLANNED)
 
         for blocks in BLOCKINGS:
             applies = _applies(blocks, m, k)

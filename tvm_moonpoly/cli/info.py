@@ -1,0 +1,159 @@
+"""``moonpoly info``: what a report of a fault should say of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_moonpoly import versions
+from tvm_moonpoly.cli import output
+from tvm_moonpoly.cli.command import parser
+
+EXAMPLES = """
+moonpoly info
+moonpoly info --json > machine.json
+"""
+
+DISTRIBUTIONS = ("tvm_moonpoly", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "xgboost")
+
+THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print it; returns 0 also where there are warnings."""
+    description = "Versions, this CPU, the tuning log and the cache of compiled libraries in use."
+    found = parser("info", description, EXAMPLES)
+    found.add_argument("--json", action="store_true", help="print JSON")
+    options = found.parse_args(arguments)
+    document = collect()
+    if options.json:
+        output.print_json(document)
+    else:
+        show(document)
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """All of it as plain data. Sizes are in bytes."""
+    import tvm
+
+    from tvm_moonpoly import machine
+
+    installed = {name: versions.installed(name) for name in DISTRIBUTIONS}
+    target = machine.detect_target()
+    llvm = int(tvm.get_global_func("target.llvm_version_major")())
+    document = {
+        "versions": {**installed, "llvm": str(llvm), "python": platform.python_version()},
+        "cpu": _cpu_name(),
+        "target": json.loads(str(target)),
+        "threads": _threads(),
+        **_use_of(target),
+        "cache": _cache(target),
+    }
+    told = [versions.ffi_warning(installed["apache-tvm-ffi"]), _thread_warning()]
+    return {**document, "warnings": [warning for warning in told if warning]}
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print what `collect` found as two columns."""
+    console = output.console()
+    machine, log, cache = document["machine"], document["log"], document["cache"]
+    rows: list[tuple[str, object]] = [
+        (name, version or "not installed") for name, version in document["versions"].items()
+    ]
+    rows.append(("CPU", f"{document['cpu']}, {document['threads']['cores']} cores usable"))
+    if machine is None:
+        rows.append(("micro-kernels", f"none: {document['reason']}"))
+    else:
+        caches = " / ".join(output.size(machine[f"l{level}_bytes"]) for level in (1, 2, 3))
+        rows += [
+            ("known to LLVM as", machine["mcpu"]),
+            ("vector unit", f"{machine['isa']}: {machine['lanes'] * 32} bits, "
+             f"{machine['lanes']} float32, {machine['vector_registers']} registers"),
+            ("caches L1 / L2 / L3", caches),
+        ]  # fmt: skip
+    threads = document["threads"]
+    rows.append(("TVM's threads", f"{threads['tvm']} ({threads['from']})"))
+    if log is not None:
+        fit = "its own" if log["exact"] else f"the nearest, of {log['mcpu']}"
+        rows.append(("tuning log", f"{log['origin']} ({fit}; {log['kernels']} micro-kernels)"))
+    rows.append(("own logs go to", document["log_folders"][0]))
+    state = "this machine's is there" if cache["ready"] else "this machine's is not there"
+    rows.append(
+        ("library cache", f"{cache['folder']} ({cache['files']} files, "
+         f"{output.size(cache['bytes'])}; {state})")
+    )  # fmt: skip
+    output.print_pairs(console, rows)
+    for warning in document["warnings"]:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+
+
+def _use_of(target: Any) -> dict[str, Any]:
+    from tvm_moonpoly import logs, operators
+
+    folders = [str(folder) for folder in logs.folders()]
+    reason = operators.supported(target)
+    if reason is not None:
+        return {"machine": None, "log": None, "reason": reason, "log_folders": folders}
+    machine, log, table = operators.described(target)
+    described = dataclasses.asdict(machine)
+    described["features"] = sorted(machine.features)
+    used = {
+        "origin": log.origin,
+        "mcpu": log.machine["mcpu"],
+        "isa": log.machine["isa"],
+        "exact": logs.same_machine(log, machine),
+        "kernels": len(table.tasks),
+        "versions": dict(log.versions),
+    }
+    return {"machine": described, "log": used, "reason": None, "log_folders": folders}
+
+
+def _cache(target: Any) -> dict[str, Any]:
+    from tvm_moonpoly.operators import cache, operator_library
+
+    folder = cache.folder()
+    sizes = []
+    for path in folder.glob("*.bc"):
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError:  # removed by another process meanwhile
+            continue
+    ready = operator_library.is_cached(target)
+    return {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes), "ready": ready}
+
+
+def _threads() -> dict[str, Any]:
+    import tvm
+
+    from tvm_moonpoly.machine import available_cores
+
+    source = next((name for name in THREADS if os.environ.get(name)), None)
+    return {
+        "cores": available_cores(),
+        "tvm": int(tvm.get_global_func("runtime.NumThreads")()),
+        "from": f"{source}={os.environ[source]}" if source else "TVM's default",
+    }
+
+
+def _thread_warning() -> str | None:
+    if any(os.environ.get(name) for name in THREADS):
+        return None
+    return (
+        f"{THREADS[0]} is not set: TVM uses half of the cores, and counts them anew at each "
+        "parallel call"
+    )
+
+
+def _cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()

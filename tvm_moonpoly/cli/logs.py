@@ -1,0 +1,207 @@
+"""``moonpoly logs list|show|export|import|clear``: the tuning logs of this user."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_moonpoly.cli import output
+from tvm_moonpoly.cli.command import UserError, parser
+
+if TYPE_CHECKING:
+    from tvm_moonpoly.logs import TuningLog
+
+EXAMPLES = """
+moonpoly logs list
+moonpoly logs show
+moonpoly logs export znver4.jsonl
+moonpoly logs import znver4.jsonl
+moonpoly logs clear --yes
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one of the five; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    run = {"list": _list, "show": _show, "export": _export, "import": _import, "clear": _clear}
+    return run[options.action](options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    found = parser(
+        "logs",
+        "Tuning logs hold what micro-kernels cost on a machine. They are looked for below "
+        "MOONPOLY_HOME, in the user's data folder, and among those that come with the package.",
+        EXAMPLES,
+    )
+    actions = found.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        action.add_argument("--json", action="store_true", help="print JSON")
+        return action
+
+    which = "its place, as 'list' prints it, or a file (default: the one in use)"
+    add("list", "all logs, and whether and why each is used here")
+    add("show", "what a log holds").add_argument("log", nargs="?", help=which)
+    export = add("export", "write a log to a file, to be imported on another machine")
+    export.add_argument("file", type=Path, help="the file to write, - for standard output")
+    export.add_argument("--log", help=which)
+    export.add_argument("--replace", action="store_true", help="replace the file if it exists")
+    import_ = add("import", "check a log, then put it where it is found")
+    import_.add_argument("file", type=Path, help="the file, - for standard input")
+    import_.add_argument("--replace", action="store_true", help="replace the log of that machine")
+    clear = add("clear", "remove the logs that were tuned or imported")
+    clear.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    return found
+
+
+def _list(options: argparse.Namespace) -> int:
+    from tvm_moonpoly.cli.log_files import listed
+
+    rows = listed()
+    if options.json:
+        output.print_json(rows)
+        return 0
+    columns = ["log", "CPU", "instructions", "kernels", "written by", "here"]
+    names = ["origin", "mcpu", "isa", "kernels", "package", "verdict"]
+    output.console().print(
+        output.table(columns, [[row[name] or "-" for name in names] for row in rows])
+    )
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from tvm_moonpoly.cli.log_files import chosen
+
+    log = chosen(options.log)
+    kernels, others = _split(log)
+    if options.json:
+        output.print_json({**_header(log), "entries": [dict(entry) for entry in log.entries]})
+        return 0
+    console = output.console()
+    output.print_pairs(console, [(name, _plain(value)) for name, value in _header(log).items()])
+    columns = ["rows", "vectors", "A", "decisions", "start ps", "step ps"]
+    console.print(output.table(columns, kernels))
+    for entry in others:
+        console.print(", ".join(f"{name} {_plain(value)}" for name, value in entry.items()),
+                      soft_wrap=True)  # fmt: skip
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from tvm_moonpoly import logs
+    from tvm_moonpoly.cli.log_files import chosen
+
+    log = chosen(options.log)
+    to_stdout = str(options.file) == "-"
+    if options.json and to_stdout:
+        raise UserError("--json: standard output is for the log itself")
+    lines = [log.header, *log.entries]
+    if to_stdout:
+        sys.stdout.write(b"".join(map(logs.encode, lines)).decode())
+        return 0
+    if options.file.exists() and not options.replace:
+        raise UserError(f"{options.file}: it exists; --replace replaces it")
+    return _written(options, options.file, log, lines, shared=False)
+
+
+def _import(options: argparse.Namespace) -> int:
+    from tvm_moonpoly import logs
+    from tvm_moonpoly.cli.log_files import checked
+
+    from_stdin = str(options.file) == "-"
+    data = sys.stdin.buffer.read() if from_stdin else options.file.read_bytes()
+    log = checked(data, "standard input" if from_stdin else str(options.file))
+    path = logs.own_path(log.machine["isa"], log.machine["mcpu"])
+    if path.exists() and not options.replace:
+        raise UserError(
+            f"there is a log of {log.machine['mcpu']} already, {path}; --replace replaces it"
+        )
+    return _written(options, path, log, [log.header, *log.entries], shared=True)
+
+
+def _written(
+    options: argparse.Namespace, path: Path, log: TuningLog, lines: list[Any], shared: bool
+) -> int:
+    from tvm_moonpoly import logs
+
+    if not logs.replace(path, lines, shared):
+        return 1  # and has said why
+    kernels, _ = _split(log)
+    if options.json:
+        output.print_json({**_header(log), "path": str(path), "kernels": len(kernels)})
+    else:
+        output.console().print(
+            f"wrote the log of {log.machine['mcpu']} ({log.machine['isa']}, {len(kernels)} "
+            f"kernels) to {path}",
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _clear(options: argparse.Namespace) -> int:
+    from tvm_moonpoly import logs
+    from tvm_moonpoly.cli.log_files import own_files
+
+    folder, paths = own_files()
+    console = output.console(to_stderr=True)
+    if paths and not options.yes:
+        for path in paths:
+            console.print(str(path), soft_wrap=True)
+        if not sys.stdin.isatty():
+            raise UserError("clear: --yes is needed where nobody can be asked")
+        print(f"remove {_count(paths)}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            console.print("nothing was removed")
+            return 1
+    removed = [path for path in paths if logs.remove(path)]
+    if options.json:
+        output.print_json({"folder": str(folder), "removed": [str(path) for path in removed]})
+    else:
+        output.console().print(f"removed {_count(removed)} from {folder}", soft_wrap=True)
+    return 0 if removed == paths else 1
+
+
+def _count(paths: Sequence[Path]) -> str:
+    return "1 log" if len(paths) == 1 else f"{len(paths)} logs"
+
+
+def _header(log: TuningLog) -> dict[str, Any]:
+    return {
+        "origin": log.origin,
+        **log.machine,
+        "needs": sorted(log.needs),
+        "written by": dict(log.versions) or "unknown",
+    }
+
+
+def _split(log: TuningLog) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """The kernels as rows of a table, and all other entries."""
+    kernels, others = [], []
+    for entry in log.entries:
+        record = entry.get("record")
+        if entry.get("kind") != "kernel" or not isinstance(record, dict):
+            others.append(dict(entry))
+            continue
+        decisions = record.get("decisions") or {}
+        kernels.append(
+            [
+                record.get("mr"),
+                record.get("nv"),
+                "packed" if record.get("packed_a") else "plain",
+                _plain(decisions) or "-",
+                entry.get("start"),
+                entry.get("step"),
+            ]
+        )
+    return kernels, others
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {inner}" for name, inner in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,199 @@
+"""Timing the plans of one product side by side.
+
+The plans take turns, round by round, so that what disturbs the machine disturbs them all. The
+best plan is picked on half of the rounds and compared with the chosen one on the other half:
+otherwise the luckiest would look better than it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from rich.table import Table
+from tvm.target import Target
+
+from tvm_moonpoly import operators
+from tvm_moonpoly.cli import output
+from tvm_moonpoly.cli.command import UserError
+from tvm_moonpoly.explanation import Explanation, name
+from tvm_moonpoly.explanation_text import cells
+from tvm_moonpoly.operators import LINEAR, encode_axes
+from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
+from tvm_moonpoly.operators.operator_library import runs_here
+from tvm_moonpoly.planner.plan import BMode, Plan
+
+ROUNDS = 8
+
+#: Seconds that one plan is timed in one round, and that all of it should take.
+SECONDS, BUDGET = 0.003, 20.0
+
+#: Plans that are predicted to cost more than this many times the best one are left out, unless
+#: they are among the first.
+SLOWEST, ALWAYS = 2.0, 5
+
+#: Bytes of operands that are made.
+MOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Picoseconds of the first ``len(picoseconds)`` ranked plans, of one product on one core;
+    ``best`` is the index of the best plan, ``loss`` by how much the chosen one is slower. ``wall``
+    is the time of the whole call as planned, where that takes more threads than one, and
+    ``threads`` how many TVM has for it."""
+
+    found: Explanation
+    picoseconds: tuple[float, ...]
+    best: int
+    loss: float
+    wall: float | None
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For `Explanation.to_json`, in its order of plans."""
+        return {
+            "measured_ps": [round(each) for each in self.picoseconds],
+            "best_found": self.best,
+            "loss": round(self.loss, 4),
+            "wall_ps": None if self.wall is None else round(self.wall),
+            "threads": self.threads,
+        }
+
+    def table(self) -> Table:
+        """The plans by measured time, with the rank that the planner gave them."""
+        order = sorted(range(len(self.picoseconds)), key=lambda i: self.picoseconds[i])
+        ranked = self.found.ranked
+        return output.table(
+            ["rank", "main tile", "tail tile", "A", "B", "kc", "mc", "predicted us", "measured us",
+             "measured / predicted"],
+            [
+                [
+                    i + 1,
+                    *cells(ranked[i].plan),
+                    f"{ranked[i].picoseconds / 1e6:.2f}",
+                    f"{self.picoseconds[i] / 1e6:.2f}",
+                    f"{self.picoseconds[i] / max(ranked[i].picoseconds, 1):.2f}",
+                ]
+                for i in order
+            ],
+        )  # fmt: skip
+
+    def verdict(self) -> list[str]:
+        """What it comes to, in sentences."""
+        plan, best = self.found.best.plan, self.found.ranked[self.best].plan
+        lines = [
+            f"measured on one core: {self.picoseconds[0] / 1e6:.2f} us for the chosen plan, "
+            f"{name(plan)}"
+        ]
+        if self.best == 0:
+            lines.append(f"best plan found: the chosen one, of {len(self.picoseconds)} measured")
+        else:
+            lines.append(
+                f"best plan found: {name(best)}, of {len(self.picoseconds)} measured; the chosen "
+                f"one takes {self.loss:+.1%} (picked on half of the rounds, compared on the others)"
+            )
+        if self.wall is not None:
+            lines.append(
+                f"the whole call, planned for {self.found.plan.workers} threads, of which TVM has "
+                f"{self.threads}: {self.wall / 1e6:.2f} us by the clock on the wall"
+            )
+        return lines
+
+
+def measured(found: Explanation, target: Target) -> Measurement:
+    """Time the plans of ``found`` here. The first time on a machine compiles its library.
+
+    Raises UserError when code for ``target`` does not run here, or the operands are too large.
+    """
+    product, machine = found.product, found.machine
+    if not runs_here(machine):
+        raise UserError(f"--measure: code for {machine.mcpu} does not run here")
+    m, n, k = product.m, product.n, product.k
+    elements = product.batch * (m * k + n * k + m * n)
+    if elements * 4 > MOST_BYTES:
+        raise UserError(
+            f"--measure: the operands take {output.size(elements * 4)}, more than "
+            f"{output.size(MOST_BYTES)}"
+        )
+    bound = SLOWEST * found.best.picoseconds
+    plans = [
+        choice.plan
+        for i, choice in enumerate(found.ranked)
+        if i < ALWAYS or choice.picoseconds <= bound
+    ]
+    with output.working(f"measuring {len(plans)} plans"):
+        module = operators.library(target).module
+        times = interleaved([_call(module, found, plan) for plan in plans]) / product.batch
+        wall = None
+        if found.plan.workers > 1:
+            wall = after_a_pause(_call(module, found, found.plan))
+    best = int(np.argmin(np.median(times[::2], axis=0)))
+    others = np.median(times[1::2], axis=0)
+    return Measurement(
+        found,
+        tuple(float(each) for each in np.median(times, axis=0)),
+        best,
+        float(others[0] / others[best] - 1),
+        wall,
+        min(found.plan.workers, int(tvm.get_global_func("runtime.NumThreads")())),
+    )
+
+
+def interleaved(calls: list[Callable[[], object]]) -> np.ndarray:
+    """Picoseconds of each call in this thread: (rounds, calls), rounds an even number."""
+    once = np.array([_timed(call, 1) for call in calls for _ in range(2)]).reshape(-1, 2)[:, 1]
+    repeats = np.maximum(SECONDS / np.maximum(once, 1e-7), 1).astype(int)
+    rounds = int(np.clip(BUDGET / max(float(once @ repeats), 1e-9), 2, ROUNDS)) // 2 * 2
+    times = [
+        [_timed(call, int(repeat)) for call, repeat in zip(calls, repeats, strict=True)]
+        for _ in range(rounds)
+    ]
+    return np.array(times) * 1e12
+
+
+def after_a_pause(call: Callable[[], object], seconds: float = 0.5) -> float:
+    """Picoseconds of one call by the wall clock, other work in between: the median.
+
+    A thread pool answers faster when it is called again at once than it does in a model.
+    """
+    call()
+    times: list[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < 5 or time.monotonic() < end:
+        time.sleep(0.0002)
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e12
+
+
+def _timed(call: Callable[[], object], repeat: int) -> float:
+    start = time.thread_time()
+    for _ in range(repeat):
+        call()
+    return (time.thread_time() - start) / repeat
+
+
+def _call(module: Any, found: Explanation, plan: Plan) -> Callable[[], object]:
+    """A call of all products by ``plan``, on operands of its own."""
+    m, n, k = found.product.m, found.product.n, found.product.k
+    lanes, batch = found.machine.lanes, found.product.batch
+    if found.product.b_mode == BMode.PREPACKED:
+        x, out = _filled(m, k), _filled(m, n)
+        packed, bias = _filled(-(-n // lanes), k, lanes), _filled(-(-n // lanes) * lanes)
+        table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
+        linear = module[LINEAR]
+        return lambda: linear(x, packed, bias, table, None, 0, out)
+    a, b, c = _filled(batch, m, k), _filled(batch, k, n), _filled(batch, m, n)
+    axes, word, matmul = encode_axes((0, 1, 2)), plan.encode(), module[MATMUL_PLANNED]
+    return lambda: matmul(a, b, axes, axes, axes, None, word, c)
+
+
+def _filled(*shape: int) -> Any:
+    # the values do not matter, only that they are normal numbers
+    return tvm.runtime.tensor(np.full(shape, 0.5, np.float32))
