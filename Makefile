@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz bench-gemm bench-instructions clean need-compiler
+.PHONY: help run test lint fuzz tune-cpu bench-gemm bench-instructions clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -35,6 +35,9 @@ lint: need-compiler $(VENV)/.installed-test ## Check style and types
 
 fuzz: need-compiler $(VENV)/.installed-test ## Random matmuls against numpy (ARGS="--cases 10000 --seed 1")
 	$(BIN)/python -m bench.fuzz $(ARGS)
+
+tune-cpu: need-compiler $(VENV)/.installed-tune ## Tune the micro-kernels for this CPU (ARGS="--quick", "--budget 10m")
+	$(BIN)/moonpoly tune $(ARGS)
 
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick --json out.json")
 	$(BIN)/python -m bench.gemm $(ARGS)

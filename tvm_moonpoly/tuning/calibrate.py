@@ -10,8 +10,8 @@ import argparse
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffic
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
+from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.operators import encode_axes
 from tvm_moonpoly.operators.linear import LINEAR
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
@@ -31,6 +32,8 @@ from tvm_moonpoly.operators.operator_library import functions
 from tvm_moonpoly.planner.counts import Entry, counts
 from tvm_moonpoly.planner.plan import BMode, Plan
 from tvm_moonpoly.planner.spec import Product, applies, column_blocks
+from tvm_moonpoly.tuning import stage, steps
+from tvm_moonpoly.tuning.journal import Journal
 
 #: Largest product that is measured, in multiply-adds.
 _LARGEST = 1 << 28
@@ -48,9 +51,13 @@ class Sample:
     picoseconds: float
 
 
-def placeholder(machine: Machine) -> CostTable:
-    """A table for a library that is only ever given its plans."""
-    records = cpu_gemm.family(machine)
+def placeholder(machine: Machine, best: Iterable[Record] = ()) -> CostTable:
+    """A table for a library that is only ever given its plans.
+
+    ``best`` are records of which each takes the place of the default one of its form.
+    """
+    chosen = {replace(record, decisions={}): record for record in best}
+    records = [chosen.get(form, form) for form in cpu_gemm.family(machine)]
     tasks = {r: TaskCost(1000, 10 * r.mr * r.nv) for r in records}
     return CostTable(tasks, Traffic(*(1 for _ in fields(Traffic))))
 
@@ -242,18 +249,31 @@ def to_table(
     return CostTable(tasks, Traffic(**{**values, **extra}))
 
 
+def searched(machine: Machine, journal: Path) -> list[Record]:
+    """The best record of each form that the stage with this journal has searched.
+
+    Raises OSError when there is no such file, ValueError when it is of another machine.
+    """
+    stored = Journal(journal, stage.origin(machine), read_only=True)
+    return [tile.best.record for tile in steps.read(stored).tiles if tile.best.error is None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="the tuning log to write")
     parser.add_argument("--samples", type=int, default=1500, help="plans to measure")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--records", type=Path, help="journal of the tuning stage: its best records are used"
+    )
     arguments = parser.parse_args()
     console = Console()
     if importlib.util.find_spec("scipy") is None:
         parser.error("scipy is missing: pip install '.[tune]' brings it")
     target = detect_target()
     machine = Machine.from_target(target)
-    table = placeholder(machine)
+    best = searched(machine, arguments.records) if arguments.records else []
+    table = placeholder(machine, best)
     console.print(f"compiling {len(table.tasks)} micro-kernels for {machine.mcpu}")
     defined = functions(machine, table)
     module = native.build(defined.module(), target, defined.marks)

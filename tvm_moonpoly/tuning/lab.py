@@ -1,0 +1,108 @@
+"""Measuring tasks in worker processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.tuning import robust
+from tvm_moonpoly.tuning.kernel_loop import PROBE_CHAINS
+from tvm_moonpoly.tuning.processes import Worker, WorkerError
+from tvm_moonpoly.tuning.tasks import Task, Timing
+
+#: One timing lasts this long, and there are this many of them. The shorter they are, the more of
+#: them nothing comes between.
+NANOSECONDS, REPEATS = 2.0e5, 13
+
+#: Steps of one probe: about 100 microseconds, so that reading the clock does not count.
+PROBE_STEPS = 50_000
+
+#: Timings that are not calm, or whose quartiles are further apart than this, are taken again, up to
+#: `ATTEMPTS` times in all.
+SPREAD, ATTEMPTS = 0.03, 4
+
+#: Seconds that a request may take; building a kernel takes one at most.
+LIMIT = 20.0
+
+
+class Lab:
+    """Measures tasks: the first worker times them, the others keep the other cores busy."""
+
+    def __init__(self, machine: Machine, workers: Sequence[Worker] | None = None) -> None:
+        self.machine = machine
+        self._workers = list(workers or (Worker() for _ in range(machine.cores)))
+
+    def __call__(self, task: Task) -> Timing:
+        """The steadiest of up to `ATTEMPTS` estimates.
+
+        Raises WorkerError when the kernel cannot be built or timed, ValueError when the task's
+        placement cannot be.
+        """
+        best: robust.Estimate | None = None
+        for _ in range(ATTEMPTS):
+            answer = self._answer(task)
+            estimate = robust.estimate(answer["task"], answer["probe"])
+            if best is None or (not estimate.calm, estimate.spread) < (not best.calm, best.spread):
+                best = estimate
+            if best.calm and best.spread <= SPREAD:
+                break
+        assert best is not None
+        return Timing(best.ratio, best.spread, best.timings, best.calm)
+
+    def reference(self) -> float:
+        """Nanoseconds of one step of the probe at the machine's undisturbed speed."""
+        request = {"op": "probe", "repeats": 400, "probe_steps": PROBE_STEPS}
+        return robust.undisturbed(self._workers[0].ask(request, LIMIT)["probe"])
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, task: Task) -> dict[str, Any]:
+        loop = task.loop(self.machine)
+        if loop is None:
+            raise ValueError(f"task: {task} has no place in the caches of {self.machine.mcpu}")
+        described = {"record": task.record.to_json(), "loop": loop.to_json()}
+        request = {
+            "op": "time",
+            **described,
+            "repeats": REPEATS,
+            "nanoseconds": NANOSECONDS,
+            "probe_steps": PROBE_STEPS,
+        }
+        with ExitStack() as loads:
+            if task.busy:
+                for worker in self._workers[1:]:
+                    worker.ask({"op": "prepare", **described}, LIMIT)
+                for worker in self._workers[1:]:
+                    worker.send({"op": "load", **described}, LIMIT)
+                    loads.callback(_stop, worker)
+            return self._workers[0].ask(request, LIMIT)
+
+
+def _stop(worker: Worker) -> None:
+    try:
+        worker.ask({"op": "stop"}, LIMIT)
+        worker.answer(LIMIT)
+    except WorkerError:
+        # the load does not matter, only that it has ended
+        worker.close()
+
+
+def gigaflops(task: Task, timing: Timing, reference: float, machine: Machine) -> float:
+    """GFLOP/s of a timed task, on the machine of which one step of the probe takes ``reference``
+    nanoseconds."""
+    return task.flops(machine) / (timing.steps * reference)
+
+
+def efficiency(task: Task, timing: Timing, machine: Machine) -> float:
+    """The task's speed as a part of the probe's, which is about the peak of one core."""
+    return task.flops(machine) / timing.steps / (2 * PROBE_CHAINS * machine.lanes)
