@@ -34,6 +34,8 @@ def schedule_rows(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFunc 
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
     if not all(_is_memory_bound(sch.get(block)) for block in _blocks(sch)):
         return None
+    if any(_reshapes(sch.get(block)) for block in _blocks(sch)):
+        return None
     _inline_producers(sch)
     rows = sch.copy()
     if _compute_by_rows(rows, parallel):
@@ -67,6 +69,15 @@ def _is_memory_bound(block: s_tir.SBlock) -> bool:
     if not _reductions(block):
         return True
     return any(variables <= _variables(region.region) for region in block.reads)
+
+
+def _reshapes(block: s_tir.SBlock) -> bool:
+    """Whether `block` takes its indices apart, as a copy to another shape does: with symbols in
+    the divisors, compiling that after rescheduling may take hours."""
+    nodes: list[Expr] = []
+    tvm_ffi.structural_walk(block.body, (Expr, nodes.append))
+    divisions = (each for each in nodes if isinstance(each, tirx.FloorDiv | tirx.FloorMod))
+    return any(not isinstance(each.b, IntImm) for each in divisions)
 
 
 def _inline_producers(sch: s_tir.Schedule) -> None:

@@ -364,3 +364,19 @@ def test_softmax_has_neither_libm_nor_full_size_temporaries():
     (row,) = (size for size in sizes if any(not isinstance(dim, tirx.IntImm) for dim in size))
     assert [int(dim) for dim in row[:2]] == [1, 1]
     assert "T.exp(" not in func.script() and "T.vectorized(" in func.script()
+
+
+def test_reshapes_of_symbolic_sizes_stay_as_they_are():
+    """Rescheduled, with a dim of 1 that is dropped, they took LLVM minutes to hours."""
+    b, m, k = (tvm.tirx.Var(name, "int64") for name in "bmk")
+    x = relax.Var("x", relax.TensorType((b, 1, b, m, k), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.reshape(x, (b, b, m, k)))
+            z = builder.emit_output(relax.op.nn.relu(y))
+        builder.emit_func_output(z)
+    executable = tvm.compile(builder.get(), TARGET, relax_pipeline=pipeline(TARGET))
+    array = np.random.default_rng(1).standard_normal((2, 1, 2, 3, 5), dtype="float32")
+    got = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(array)).numpy()
+    np.testing.assert_array_equal(got, np.maximum(array, 0).reshape(2, 2, 3, 5))
