@@ -18,7 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .bindings import analyze, is_claimed
 from .match import MATMUL, PERMUTE_DIMS, objection
-from .shapes import dims, dtype_of, known_dims, product_shape
+from .shapes import dims, dtype_of, fresh_symbols, known_dims, product_shape
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -99,9 +99,7 @@ def _is_known_by_rank(expr: Expr) -> bool:
 
 def _fresh_shape(tensor: Expr) -> relax.TensorType:
     """The type of `tensor` with a new symbol for each dimension."""
-    name = tensor.name if isinstance(tensor, Var) else "operand"
-    shape = [tirx.Var(f"{name}_{i}", "int64") for i in range(tensor.ty.ndim)]
-    return relax.TensorType(shape, dtype_of(tensor))
+    return relax.TensorType(fresh_symbols(tensor), dtype_of(tensor))
 
 
 @mutator

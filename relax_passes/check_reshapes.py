@@ -9,11 +9,11 @@ from tvm import relax
 from tvm.ir import Call, Op, StringImm
 from tvm.relax import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.tirx import Var as Symbol
 
 from .bindings import is_claimed
 from .element_count import count, provably_equal
-from .shapes import dims, show_dim, show_dims
+from .functions import with_functions
+from .shapes import dims, fresh_symbols, show_dim, show_dims
 
 RESHAPE = Op.get("relax.reshape")
 SQUEEZE = Op.get("relax.squeeze")
@@ -43,12 +43,7 @@ class CheckReshapes:
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function) and not is_claimed(func) and _is_doubtful(func):
                 changed[gv] = _InsertChecks(mod, gv.name_hint).visit_expr(func)
-        if not changed:
-            return mod
-        result = mod.clone()
-        for gv, func in changed.items():
-            result.update_func(gv, func)
-        return result
+        return with_functions(mod, changed)
 
 
 def _is_doubtful(func: relax.Function) -> bool:
@@ -157,7 +152,7 @@ class _InsertChecks(PyExprMutator):
         ty = expr.ty
         if ty.ndim < 0 or not isinstance(expr, relax.Var):
             return None
-        symbols = [Symbol(f"{expr.name}_{i}", "int64") for i in range(ty.ndim)]
+        symbols = fresh_symbols(expr)
         if isinstance(ty, relax.ShapeType):
             self.builder_.match_cast(expr, relax.ShapeType(symbols))
         else:

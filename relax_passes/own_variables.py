@@ -8,6 +8,7 @@ from tvm.relax import Var
 from tvm.relax.utils import copy_with_new_vars
 
 from .bindings import analyze
+from .functions import with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="OwnVariables")
@@ -26,9 +27,4 @@ class OwnVariables:
                 if bound & seen:
                     copies[gv] = copy_with_new_vars(func)
                 seen |= bound
-        if not copies:
-            return mod
-        result = mod.clone()
-        for gv, func in copies.items():
-            result.update_func(gv, func)
-        return result
+        return with_functions(mod, copies)

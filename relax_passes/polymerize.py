@@ -9,6 +9,7 @@ from tvm.target import Target
 from tvm_moonpoly import operators
 
 from .bindings import is_claimed
+from .functions import with_functions
 from .packing import Packing
 from .report import Report
 from .rewrite import Options, leave_function, rewrite_function
@@ -61,10 +62,7 @@ class PolymerizeDynamicOps:
                     changed[gv] = new
         if not changed:
             return mod
-        result = mod.clone()
-        for gv, func in changed.items():
-            result.update_func(gv, func)
-        return _attach_library(result, self.target)
+        return _attach_library(with_functions(mod, changed), self.target)
 
 
 def _attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:

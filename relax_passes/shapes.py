@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tvm import relax, tirx
-from tvm.relax import Expr
+from tvm.relax import Expr, Var
 from tvm.sym import Analyzer
 from tvm.tirx import IntImm
 
@@ -35,6 +35,12 @@ def dtype_of(expr: Expr) -> str:
 def same_dim(a: Expr, b: Expr) -> bool:
     """Whether both sizes are provably equal."""
     return bool(Analyzer().can_prove_equal(a, b))
+
+
+def fresh_symbols(expr: Expr) -> list[tirx.Var]:
+    """A new symbol, named after `expr`, for each dimension of a tensor or shape known by rank."""
+    name = expr.name if isinstance(expr, Var) else "operand"
+    return [tirx.Var(f"{name}_{i}", "int64") for i in range(expr.ty.ndim)]
 
 
 def is_static(shape: list[Expr] | None) -> bool:

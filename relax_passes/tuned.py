@@ -10,10 +10,9 @@ from tvm import relax
 from tvm.ir import Call
 from tvm.s_tir.meta_schedule.database import Database  # which TVM itself has imported by now
 from tvm.target import Target
-from tvm.tirx import IntImm
 
 from .bindings import variables_of
-from .shapes import dims
+from .shapes import dims, is_static
 
 
 def has_record(values: Sequence[tuple[relax.Var, Call]], target: Target) -> bool:
@@ -37,10 +36,7 @@ def has_record(values: Sequence[tuple[relax.Var, Call]], target: Target) -> bool
 
 def _is_static(call: Call) -> bool:
     operands = [arg for arg in call.args if isinstance(arg.ty, relax.TensorType)]
-    known = [dims(expr) for expr in (*operands, call)]
-    return all(
-        shape is not None and all(isinstance(dim, IntImm) for dim in shape) for shape in known
-    )
+    return all(is_static(dims(expr)) for expr in (*operands, call))
 
 
 def _workload(values: Sequence[tuple[relax.Var, Call]], target: Target) -> tvm.IRModule:
