@@ -7,9 +7,12 @@ import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
 import types
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from tvm import relax
 import tvm_moonpoly
 from tvm_moonpoly import logs, versions
 from tvm_moonpoly.cli import bench, command, info, main, output, tune
+from tvm_moonpoly.cli import compile as compile_command
 from tvm_moonpoly.cli import explain as explain_command
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators import cache, described
@@ -127,6 +131,8 @@ def test_help_of_each_command_has_examples_of_it(ok, name):
         (["explain", "matmul", "1", "2", "0"], "K: must be a whole number of at least 1, not '0'"),
         (["explain", "matmul", "1", "2", "x"], "K: must be a whole number of at least 1, not 'x'"),
         (["explain", "matmul", "1", "2", "3", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["explain", "matmul", str(1 << 31), "2", "3"], "argument M: must be at most 2147483647"),
+        (["explain", "matmul", "1", "2", "3", "--threads", "9999"], "--threads: must be at most"),
         (["compile", "model.onnx"], "required: -o"),
         (["compile", "model.onnx", "-o", "model"], "-o: must end in .so, not 'model'"),
         (["compile", "x", "-o", "no/folder/x.so"], "-o: there is no folder no/folder"),
@@ -155,6 +161,12 @@ def test_wrong_usage_is_2(run, arguments, complaint):
         (OSError("odd"), "error: odd"),
         (AssertionError(), "error: AssertionError: AssertionError"),
         (command.UserError("sorry"), "error: sorry"),
+        (command.UserError("a\nb\x1b[2J: no"), "error: a\\nb\\x1b[2J: no"),
+        (FileNotFoundError(2, "No such file", "a\nb"), "error: a\\nb: No such file"),
+        (
+            RuntimeError("Compilation error:\nld: no"),
+            "error: RuntimeError: Compilation error: ld: no",
+        ),
     ],
     ids=repr,
 )
@@ -199,6 +211,38 @@ def test_a_reader_that_stops_early_is_no_error():
     err = child.stderr.read()
     assert child.wait(timeout=120) == 1
     assert "Traceback" not in err and "error" not in err.lower()
+
+
+WITHOUT = ["--help"], ["logs", "show"], ["logs", "export", "-"]
+
+
+@pytest.mark.parametrize("arguments", WITHOUT, ids=" ".join)
+@pytest.mark.parametrize("to,code", [(">/dev/full", 1), (">&-", 0), ("| head -0", 1)])
+def test_output_that_goes_nowhere(arguments, to, code):
+    """One sentence about a full disk; nothing about what the caller has closed."""
+    line = f"set -o pipefail; {shlex.join([sys.executable, '-m', 'tvm_moonpoly', *arguments])} {to}"
+    result = subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    full = "error: [Errno 28] No space left on device\n" if "full" in to else ""
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", full)
+
+
+def test_input_that_is_closed():
+    line = shlex.join([sys.executable, "-m", "tvm_moonpoly", "logs", "import", "-"]) + " <&-"
+    result = subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 1
+    assert result.stderr == "error: standard input: it does not begin with a header\n"
 
 
 def test_output_that_cannot_show_a_character():
@@ -291,6 +335,21 @@ def test_info_warns_where_tvm_counts_the_cores_itself(ok, monkeypatch):
     assert "warning: TVM_NUM_THREADS is not set: TVM uses half of the cores" in ok("info")
 
 
+def test_info_knows_both_builds_of_xgboost(ok, monkeypatch):
+    there = {"xgboost-cpu": "3.2.0", "apache-tvm-ffi": "0.1.14"}
+    monkeypatch.setattr(versions, "installed", there.get)
+    assert json.loads(ok("info", "--json"))["versions"]["xgboost"] == "3.2.0"
+    assert re.search(r"^xgboost +3\.2\.0$", ok("info"), re.MULTILINE)
+
+
+def test_info_does_not_start_threads_without_end():
+    """TVM starts as many as the variable says as soon as it is asked for their number."""
+    result = process("info", "--json", TVM_NUM_THREADS="99999999999")
+    found = json.loads(result.stdout)
+    assert found["threads"]["tvm"] == 99999999999
+    assert found["warnings"][-1].startswith("TVM starts 99999999999 threads at the first")
+
+
 def test_info_of_a_cpu_without_micro_kernels(ok, monkeypatch):
     plain = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
     monkeypatch.setattr("tvm_moonpoly.machine.detect_target", lambda: plain)
@@ -364,6 +423,8 @@ def test_explain_types_without_plans(ok, run, dtype):
         ('{"kind": "nope"}', '--target: Target kind "nope" is not defined.'),
         ('{"kind": "llvm", "x": 1}', "--target: Unknown config option 'x'."),
         ('{"kind": ', "--target: it is not JSON: "),
+        ('{"kind": "llvm", "num-cores": 0}', "--target: num-cores must be from 1 to 4096, not 0"),
+        ('{"kind": "llvm", "num-cores": -3}', "--target: num-cores must be from 1 to 4096, not"),
         ('{"kind": "cuda", "arch": "sm_80"}', "target: no micro-kernels for target kind 'cuda'"),
         ('{"kind": "llvm"}', "target: CPU 'generic' has none of the vector units"),
     ],
@@ -407,6 +468,26 @@ def test_explain_does_not_measure_what_cannot_run_here(run):
     assert code == 1 and "error: --measure: code for skylake-avx512 does not run here\n" in err
     code, _, err = run("explain", "matmul", 10**5, 10**5, 8, "--measure")
     assert code == 1 and "error: --measure: the operands take 37.2" in err
+
+
+def test_many_plans_take_no_more_memory_than_one(monkeypatch):
+    """And large products are not timed for hours: the first plans alone are."""
+    from tvm_moonpoly import explanation
+    from tvm_moonpoly.cli import measure
+
+    target = tvm_moonpoly.detect_target()
+    made = []
+    monkeypatch.setattr(measure, "_filled", lambda *shape: made.append(shape))
+    found = explanation.explained(512, 512, 512, target, constant_weights=False)
+    call = measure._calls({measure.MATMUL_PLANNED: None}, found)
+    for plan in measure._worth_timing(found):
+        call(plan.plan)
+    assert made == [(1, 512, 512)] * 3
+    huge = explanation.explained(8000, 8000, 8000, target, constant_weights=False)
+    seconds = huge.best.picoseconds * 1e-12
+    kept = measure._worth_timing(huge)
+    assert len(kept) >= measure.ALWAYS and kept == list(huge.ranked[: len(kept)])
+    assert len(kept) == measure.ALWAYS or len(kept) * seconds * 4 <= measure.BUDGET
 
 
 def test_the_best_plan_is_picked_on_half_of_the_rounds(monkeypatch):
@@ -532,6 +613,24 @@ def test_compile_of_what_is_no_model(run, tmp_path, content, reason):
         path.write_bytes(content)
     code, _, err = run("compile", path, "-o", tmp_path / "x.so")
     assert code == 1 and reason in err and err.count("\n") == 1
+
+
+def test_compile_refuses_what_cannot_be_written_at_once(run, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tvm_moonpoly.cli.compile.load", lambda path: 1 / 0)
+    (tmp_path / "folder.so").mkdir()
+    code, _, err = run("compile", model[0], "-o", tmp_path / "folder.so")
+    assert (code, err) == (1, f"error: -o: {tmp_path / 'folder.so'} cannot be written\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, _, err = run("compile", model[0], "-o", tmp_path / "x.so")
+    assert (code, err) == (1, f"error: -o: {tmp_path / 'x.so'} cannot be written\n")
+
+
+def test_compile_takes_a_size_of_less_than_nothing_for_a_dynamic_one(model):
+    loaded = compile_command.load(model[0])
+    dims = loaded.graph.input[0].type.tensor_type.shape.dim
+    dims[1].dim_value = -1
+    compile_command.fix_dimensions(loaded, {})
+    assert compile_command.inputs(loaded)[0]["shape"] == ["batch", "x_1", 16]
 
 
 def test_compile_without_a_compiler_leaves_nothing(run, model, tmp_path, monkeypatch):
@@ -752,6 +851,49 @@ def test_logs_import_checks_all_before_anything_is_written(run, home, exported, 
     assert err.startswith(f"error: {exported}: ") and reason in err and err.count("\n") == 1
 
 
+def test_logs_import_of_what_does_not_end(run, tmp_path):
+    code, _, err = run("logs", "import", "/dev/zero")
+    assert (code, err) == (1, "error: /dev/zero: it is larger than 64 MiB\n")
+
+
+def test_logs_import_from_a_pipe(ok, home, exported, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(exported.read_bytes()))
+    writer.start()
+    ok("logs", "import", pipe)
+    writer.join()
+    assert own(home)[0].read_bytes() == exported.read_bytes()
+
+
+def test_logs_export_does_not_replace_devices(run, home, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code, _, err = run("logs", "export", pipe, "--replace")
+    assert code == 1 and err.endswith("it is no regular file; - is standard output\n")
+    assert pipe.is_fifo()
+
+
+def test_a_log_that_another_process_imports_meanwhile_stays(ok, run, home, exported, monkeypatch):
+    ok("logs", "import", exported)
+    (path,) = own(home)
+    monkeypatch.setattr(Path, "exists", lambda self, found=Path.exists: found(self) and bool(seen))
+    seen, before = [], path.stat()
+    monkeypatch.setattr(logs.store, "_lock", lambda path: seen.append(1) or nullcontext())
+    code, out, _ = run("logs", "import", exported)
+    assert code == 1 and out == "" and path.stat() == before
+
+
+def test_a_log_cannot_say_where_it_is(ok, home, exported):
+    first, *rest = exported.read_text().splitlines()
+    header = json.loads(first)
+    del header["sum"]
+    header["machine"] |= {"origin": "packaged", "needs": "nothing"}
+    exported.write_bytes(logs.encode(header) + "\n".join(rest).encode() + b"\n")
+    found = json.loads(ok("logs", "show", exported, "--json"))
+    assert found["origin"] == str(exported) and found["needs"] != "nothing"
+
+
 def test_logs_import_takes_logs_of_other_instruction_sets(ok, run, home, exported):
     """A home that several machines share; but only sets that there are micro-kernels for."""
     first, *rest = exported.read_text().splitlines()
@@ -872,6 +1014,12 @@ def test_moonpoly_log_prints_a_line_for_each_operator(level):
     said = process(script=REWRITE, MOONPOLY_LOG=level).stderr.splitlines()
     assert [line for line in said if "matmul" in line] == [f"moonpoly: {line}" for line in LINES]
     assert any("tuning log of " in line for line in said)
+
+
+def test_moonpoly_log_goes_to_our_loggers_own_handlers_alone():
+    script = "import logging, tvm_moonpoly; log = logging.getLogger('tvm_moonpoly');"
+    script += "log.addHandler(logging.StreamHandler()); log.info('once')"
+    assert process(script=script, MOONPOLY_LOG="info").stderr == "once\n"
 
 
 def test_moonpoly_log_goes_where_a_program_sends_its_logs():

@@ -109,6 +109,15 @@ def test_a_folder_that_others_may_write_to_is_not_used(home, caplog, mode):
     assert cache.load("key") == path
 
 
+def test_a_file_that_others_may_write_to_is_not_loaded(home, caplog):
+    path = cache.store("key", _write(b"bitcode"))
+    path.chmod(0o666)
+    assert cache.load("key") is None and path.exists()
+    assert "others may write to it" in caplog.text
+    assert cache.load("key") is None
+    assert cache.store("key", _write(b"bitcode")) == path == cache.load("key")
+
+
 @pytest.mark.skipif(not as_root, reason="only root can give files away")
 def test_a_folder_of_somebody_else_is_not_used(home):
     path = cache.store("key", _write(b"bitcode"))

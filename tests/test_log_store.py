@@ -417,6 +417,30 @@ def test_many_damaged_lines_are_told_in_a_few(path, warnings):
     assert len(said) == 4 and said[-1] == "log: 997 more lines are skipped"
 
 
+def test_a_large_file_of_something_else_is_given_up_soon(path, warnings):
+    """Not after minutes: it would be looked at for each compilation."""
+    logs.write(path, MACHINE, [entry(1)])
+    whole, few, many = path.read_bytes(), b"x\n" * 10_000, b"x\n" * 20_000_000
+    assert logs.parse(whole + few, "log").entries
+    start = time.process_time()
+    assert logs.parse(whole + many, "log") is None
+    assert time.process_time() - start < 5
+    assert warnings()[-1] == "log: skipped, more than 10000 of its lines are damaged"
+
+
+def test_reading_is_bounded():
+    with open("/dev/zero", "rb") as file:
+        assert len(document.bounded(file)) == document.MAX_FILE + 1
+
+
+def test_a_log_that_is_there_stays_without_overwrite(path, warnings):
+    logs.write(path, MACHINE, [entry(1)])
+    before = path.read_bytes()
+    assert not logs.replace(path, [logs.header(MACHINE), entry(2)], overwrite=False)
+    assert "File exists" in warnings()[0] and path.read_bytes() == before
+    assert not list(path.parent.glob(f".{path.name}.????????*[0-9a-f]"))
+
+
 def test_lines_that_came_through_another_system(path):
     logs.write(path, MACHINE, [entry(1), entry(2)])
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -13,7 +15,7 @@ from dataclasses import replace
 import pytest
 from tuning_testing import SETTINGS, failing_on, made_up, stage_of
 
-from tvm_moonpoly.logs import checksum
+from tvm_moonpoly.logs import checksum, encode
 from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.tuning import steps
 from tvm_moonpoly.tuning.journal import Busy, Journal
@@ -101,6 +103,60 @@ def test_of_another_machine(tmp_path, caplog):
     assert "of another machine or version" in caplog.text
     with Journal(path, {"mcpu": "another"}) as journal:
         assert journal.get("trial", {"k": 1}) == 6
+
+
+def test_nothing_that_was_set_aside_is_overwritten(tmp_path):
+    """Somebody who tunes on one core now and on two then keeps all measurements."""
+    path = tmp_path / "journal"
+    for cores in (1, 2, 1, 2):
+        with Journal(path, {"cores": cores}) as journal:
+            journal.put("trial", {"cores": cores}, len(list(tmp_path.iterdir())))
+    names = ["journal", "journal.old", "journal.old.1", "journal.old.2"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
+    assert [b'"value": %d' % i in (tmp_path / names[i % 4]).read_bytes() for i in (1, 2, 3)] == [
+        True
+    ] * 3
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("content", [b"notes", b"notes\nof mine\n", b'{"kind": "kernel"}\n', b"\0"])
+def test_a_file_of_something_else_is_left_alone(tmp_path, content, anew):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="^journal: .*notes.txt holds something else"):
+        Journal(path, ORIGIN, anew=anew)
+    assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_tuning_log_is_no_journal(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(encode({"kind": "header", "version": 1}) + encode({"kind": "kernel"}))
+    with pytest.raises(ValueError, match="holds something else"):
+        Journal(path, ORIGIN, anew=True)
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_a_pipe_or_a_folder_is_no_journal(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(ValueError, match="is no regular file"):
+            Journal(path, ORIGIN)
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, caplog, monkeypatch):
+    def refuse(descriptor, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING), Journal(tmp_path / "journal", ORIGIN) as journal:
+        assert journal.once("trial", {}, lambda: 1) == 1
+    assert "cannot be written ([Errno 37]" in caplog.text
+
+
+def test_a_value_of_nothing_is_a_value(tmp_path):
+    with Journal(tmp_path / "journal", ORIGIN) as journal:
+        assert journal.once("trial", {}, lambda: None) is None
+        assert journal.once("trial", {}, never) is None
 
 
 def test_begun_anew(tmp_path):

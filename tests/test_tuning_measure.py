@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tuning_testing import MACHINE
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.cpu_gemm import Record
-from tvm_moonpoly.tuning import kernel_loop, lab, regions, robust
+from tvm_moonpoly.tuning import kernel_loop, lab, processes, regions, robust
 from tvm_moonpoly.tuning.lab import Lab
 from tvm_moonpoly.tuning.processes import Worker, WorkerError
 from tvm_moonpoly.tuning.regions import PLACEMENTS, Loop, Walk, place
@@ -233,6 +234,21 @@ def test_a_worker_that_leaves_or_talks_nonsense(worker):
     missing = Worker([sys.executable, "-c", "import sys; sys.exit('not today')"])
     with pytest.raises(WorkerError, match="^ended with exit code 1: not today$"):
         missing.ask({"op": "echo"}, 10)
+
+
+def test_a_worker_that_lives_on_without_a_word_is_ended(monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.2)
+    mute = "import os, time; os.close(1); time.sleep(600)"
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="^it does not answer any more$"):
+        Worker([sys.executable, "-c", mute]).ask({"op": "echo"}, 10)
+    assert time.monotonic() - start < 10
+
+
+def test_a_worker_that_dies_of_a_signal_without_a_name():
+    dying = f"import os; os.kill(os.getpid(), {signal.SIGRTMIN + 3})"
+    with pytest.raises(WorkerError, match="^crashed with signal 37$"):
+        Worker([sys.executable, "-c", dying]).ask({"op": "echo"}, 10)
 
 
 # Real timings

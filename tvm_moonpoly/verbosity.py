@@ -30,12 +30,12 @@ def apply() -> None:
 
 
 class _Fallback(logging.StreamHandler):
-    """Prints to stderr what no handler of the root logger will."""
+    """Prints to stderr what no other handler will: none of the root logger or of ours."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter("moonpoly: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
+        if not logging.getLogger().handlers and _logger.handlers == [self]:
             super().emit(record)

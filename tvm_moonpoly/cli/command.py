@@ -6,6 +6,7 @@ Imports nothing heavy: help and version come at once. 0: done, 1: failed, 2: wro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -41,29 +42,39 @@ INTERRUPTED = 130  # as shells report SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         _never_fail_on_characters(stream)
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        name, rest = _command(given)
-        run: Callable[[list[str]], int] = importlib.import_module(f"tvm_moonpoly.cli.{name}").main
-        code = run(rest)
+        code = _called(list(sys.argv[1:] if arguments is None else arguments))
+        # what a full disk does not take is an error of the command, not of Python's end
         sys.stdout.flush()
         return code
-    except SystemExit as ended:  # argparse, after help or wrong usage
-        return _exit_code(ended)
     except BrokenPipeError:
-        # the reader has seen enough; nothing may be written when Python ends either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # the reader has seen enough
         return 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _complain("interrupted")
         return INTERRUPTED
     except Exception as error:
         if verbosity.level() == verbosity.LEVELS["debug"]:
-            traceback.print_exc()
-        print(f"error: {sentence(error)}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        _complain(f"error: {sentence(error)}")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
         return 1
+
+
+def _called(given: list[str]) -> int:
+    try:
+        name, rest = _command(given)
+        run: Callable[[list[str]], int] = importlib.import_module(f"tvm_moonpoly.cli.{name}").main
+        return run(rest)
+    except SystemExit as ended:  # argparse, after help or wrong usage
+        return _exit_code(ended)
 
 
 def parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -90,12 +101,22 @@ def positive(text: str) -> int:
 
 def sentence(error: BaseException) -> str:
     """What went wrong, in one line; errors that nobody foresaw with their type."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return printable(f"{error.filename}: {error.strerror}")
+    if isinstance(error, UserError):
+        return printable(str(error))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[0] if lines else type(error).__name__
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    foreseen = isinstance(error, (ValueError, OSError)) or type(error) in (LookupError, UserError)
-    return said if foreseen else f"{type(error).__name__}: {said}"
+    if said.endswith(":") and len(lines) > 1:  # a heading says nothing
+        said = f"{said} {lines[1]}"
+    foreseen = isinstance(error, (ValueError, OSError)) or type(error) is LookupError
+    return printable(said if foreseen else f"{type(error).__name__}: {said}")
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, and without what a terminal would obey: names of files and of what is
+    in a model may hold anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class UserError(Exception):
@@ -126,8 +147,28 @@ def _command(given: list[str]) -> tuple[str, list[str]]:
 def _exit_code(ended: SystemExit) -> int:
     if ended.code is None or isinstance(ended.code, int):
         return ended.code or 0
-    print(f"error: {ended.code}", file=sys.stderr)
+    _complain(f"error: {ended.code}")
     return 1
+
+
+def _complain(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens
+        print(line, file=sys.stderr)
+
+
+def _open_streams() -> None:
+    """Let streams that the caller has closed (``>&-``) lead nowhere: else the next file that is
+    opened takes their number, and gets what native code prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def _discard_output() -> None:
+    """Nothing can be written any more, neither now nor when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _never_fail_on_characters(stream: TextIO) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -33,8 +34,12 @@ def main(arguments: Sequence[str]) -> int:
     path: Path = options.output
     if path.suffix != ".so":
         found.error(f"-o: must end in .so, not {path.name!r}")
-    if not path.resolve().parent.is_dir():
+    folder = path.resolve().parent
+    if not folder.is_dir():
         found.error(f"-o: there is no folder {path.parent}")
+    # before minutes of compiling
+    if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"-o: {path} cannot be written")
     start = time.monotonic()
     model = load(options.model)
     sizes = dict(options.dim)
@@ -113,6 +118,7 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     """Give the dynamic dimensions named in ``sizes`` their size, in place.
 
     Dynamic dimensions without a name get one, ``INPUT_AXIS``: TVM would take them all for equal.
+    So do those that some exporters write as -1: TVM would take that for their size.
     Raises UserError for a name that no input has.
     """
     graph = model.graph
@@ -120,7 +126,7 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     free = [value for value in graph.input if value.name not in constants]
     for value in free:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.WhichOneof("value"):
+            if not dim.WhichOneof("value") or dim.dim_value < 0:
                 dim.dim_param = f"{value.name}_{axis}"
     names = sorted({dim.dim_param for value in free for dim in _dims(value) if dim.dim_param})
     unknown = sorted(set(sizes) - set(names))
@@ -185,9 +191,9 @@ def _show(document: dict[str, Any]) -> None:
         console.print(output.table(columns, [(count, *key) for key, count in counted.items()]))
     for value in document["inputs"]:
         shape = ", ".join(str(size) for size in value["shape"])
-        console.print(f"input {value['name']}: {value['dtype']} ({shape})", soft_wrap=True)
-    console.print(
+        output.say(console, f"input {value['name']}: {value['dtype']} ({shape})")
+    output.say(
+        console,
         f"{document['rewritten']} rewritten, {document['left']} left as they were; wrote "
         f"{document['output']} ({output.size(document['bytes'])}) in {document['seconds']} s",
-        soft_wrap=True,
     )

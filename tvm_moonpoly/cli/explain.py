@@ -25,10 +25,19 @@ moonpoly explain matmul 1 4096 4096 --target x86-64-v3 --json
 CONVERTED = ("float16", "bfloat16")
 PLAIN = ("int8", "int32", "int64", "float64")
 
+#: Of each size: what is larger fits no memory.
+LARGEST = (1 << 31) - 1
+
 
 def main(arguments: Sequence[str]) -> int:
     """Print the plan of one shape; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    usage = _parser()
+    options = usage.parse_args(arguments)
+    if options.threads is not None and options.threads > targets.MOST_THREADS:
+        usage.error(f"argument --threads: must be at most {targets.MOST_THREADS}")
+    for name in ("m", "n", "k", "batch"):
+        if getattr(options, name) > LARGEST:
+            usage.error(f"argument {name.upper()}: must be at most {LARGEST}")
     if options.dtype in PLAIN:
         return _say_plain(options)
     # TVM reads it when its thread pool starts
@@ -117,8 +126,9 @@ def _show(found: Explanation, measured: Measurement | None, dtype: str) -> None:
     console = output.console()
     if dtype in CONVERTED:
         console.print(f"{dtype} operands are converted first; the product is one of float32:")
-    console.print(explanation_text.text(found, runners_up=measured is None), soft_wrap=True)
+    for line in explanation_text.text(found, runners_up=measured is None).split("\n"):
+        output.say(console, line)
     if measured is not None:
         console.print(measured.table())
         for line in measured.verdict():
-            console.print(line, soft_wrap=True)
+            output.say(console, line)

@@ -14,6 +14,7 @@ from typing import Any
 from tvm_moonpoly import versions
 from tvm_moonpoly.cli import output
 from tvm_moonpoly.cli.command import parser
+from tvm_moonpoly.cli.targets import MOST_THREADS
 
 EXAMPLES = """
 moonpoly info
@@ -46,6 +47,8 @@ def collect() -> dict[str, Any]:
     from tvm_moonpoly import machine
 
     installed = {name: versions.installed(name) for name in DISTRIBUTIONS}
+    # on Linux the build without CUDA, a distribution of its own, is what this package asks for
+    installed["xgboost"] = installed["xgboost"] or versions.installed("xgboost-cpu")
     target = machine.detect_target()
     llvm = int(tvm.get_global_func("target.llvm_version_major")())
     document = {
@@ -91,7 +94,7 @@ def show(document: dict[str, Any]) -> None:
     )  # fmt: skip
     output.print_pairs(console, rows)
     for warning in document["warnings"]:
-        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        output.say(console, f"warning: {warning}", style="yellow")
 
 
 def _use_of(target: Any) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def _cache(target: Any) -> dict[str, Any]:
 
     folder = cache.folder()
     sizes = []
-    for path in folder.glob("*.bc"):
+    for path in folder.glob("[!.]*.bc"):  # others are being written
         try:
             sizes.append(path.stat().st_size)
         except OSError:  # removed by another process meanwhile
@@ -135,14 +138,26 @@ def _threads() -> dict[str, Any]:
     from tvm_moonpoly.machine import available_cores
 
     source = next((name for name in THREADS if os.environ.get(name)), None)
+    asked = _asked_threads()
+    # asked for the number, TVM starts them
+    count = asked if asked > MOST_THREADS else tvm.get_global_func("runtime.NumThreads")()
     return {
         "cores": available_cores(),
-        "tvm": int(tvm.get_global_func("runtime.NumThreads")()),
+        "tvm": int(count),
         "from": f"{source}={os.environ[source]}" if source else "TVM's default",
     }
 
 
+def _asked_threads() -> int:
+    """The number in the variables that TVM reads, 0 where there is none."""
+    text = next((os.environ[name] for name in THREADS if os.environ.get(name)), "")
+    digits = re.match(r"\s*\+?(\d{1,18})", text)
+    return int(digits[1]) if digits else 0
+
+
 def _thread_warning() -> str | None:
+    if (asked := _asked_threads()) > MOST_THREADS:
+        return f"TVM starts {asked} threads at the first parallel call, which no system bears"
     if any(os.environ.get(name) for name in THREADS):
         return None
     return (

@@ -69,7 +69,7 @@ def chosen(name: str | None) -> logs.TuningLog:
     for origin, reading in logs.stored():
         if name in (origin, origin.removeprefix("packaged ")):
             return _usable(reading, origin)
-    reading = logs.read(Path(name).read_bytes(), name)
+    reading = logs.read(contents(Path(name)), name)
     log = _usable(reading, name)
     logs.tell(reading, name)  # what is skipped in it
     return log
@@ -79,6 +79,12 @@ def _usable(reading: logs.Reading, origin: str) -> logs.TuningLog:
     if reading.log is None:
         raise UserError(f"{origin}: {_first(reading)}")
     return reading.log
+
+
+def contents(path: Path) -> bytes:
+    """What is in a file or pipe that the user names, as much as `logs.read` looks at."""
+    with path.open("rb") as file:
+        return logs.bounded(file)
 
 
 def checked(data: bytes, origin: str) -> logs.TuningLog:

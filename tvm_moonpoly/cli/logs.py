@@ -87,8 +87,8 @@ def _show(options: argparse.Namespace) -> int:
     columns = ["rows", "vectors", "A", "decisions", "start ps", "step ps"]
     console.print(output.table(columns, kernels))
     for entry in others:
-        console.print(", ".join(f"{name} {_plain(value)}" for name, value in entry.items()),
-                      soft_wrap=True)  # fmt: skip
+        line = ", ".join(f"{name} {_plain(value)}" for name, value in entry.items())
+        output.say(console, line)
     return 0
 
 
@@ -104,17 +104,21 @@ def _export(options: argparse.Namespace) -> int:
     if to_stdout:
         sys.stdout.write(b"".join(map(logs.encode, lines)).decode())
         return 0
-    if options.file.exists() and not options.replace:
-        raise UserError(f"{options.file}: it exists; --replace replaces it")
+    if options.file.exists():
+        # a device or a pipe would be replaced too
+        if not options.file.is_file():
+            raise UserError(f"{options.file}: it is no regular file; - is standard output")
+        if not options.replace:
+            raise UserError(f"{options.file}: it exists; --replace replaces it")
     return _written(options, options.file, log, lines, shared=False)
 
 
 def _import(options: argparse.Namespace) -> int:
     from tvm_moonpoly import logs
-    from tvm_moonpoly.cli.log_files import checked
+    from tvm_moonpoly.cli.log_files import checked, contents
 
     from_stdin = str(options.file) == "-"
-    data = sys.stdin.buffer.read() if from_stdin else options.file.read_bytes()
+    data = logs.bounded(sys.stdin.buffer) if from_stdin else contents(options.file)
     log = checked(data, "standard input" if from_stdin else str(options.file))
     path = logs.own_path(log.machine["isa"], log.machine["mcpu"])
     if path.exists() and not options.replace:
@@ -129,16 +133,16 @@ def _written(
 ) -> int:
     from tvm_moonpoly import logs
 
-    if not logs.replace(path, lines, shared):
+    if not logs.replace(path, lines, shared, overwrite=options.replace):
         return 1  # and has said why
     kernels, _ = _split(log)
     if options.json:
         output.print_json({**_header(log), "path": str(path), "kernels": len(kernels)})
     else:
-        output.console().print(
+        output.say(
+            output.console(),
             f"wrote the log of {log.machine['mcpu']} ({log.machine['isa']}, {len(kernels)} "
             f"kernels) to {path}",
-            soft_wrap=True,
         )
     return 0
 
@@ -151,7 +155,7 @@ def _clear(options: argparse.Namespace) -> int:
     console = output.console(to_stderr=True)
     if paths and not options.yes:
         for path in paths:
-            console.print(str(path), soft_wrap=True)
+            output.say(console, str(path))
         if not sys.stdin.isatty():
             raise UserError("clear: --yes is needed where nobody can be asked")
         print(f"remove {_count(paths)}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -162,7 +166,7 @@ def _clear(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json({"folder": str(folder), "removed": [str(path) for path in removed]})
     else:
-        output.console().print(f"removed {_count(removed)} from {folder}", soft_wrap=True)
+        output.say(output.console(), f"removed {_count(removed)} from {folder}")
     return 0 if removed == paths else 1
 
 
@@ -171,9 +175,10 @@ def _count(paths: Sequence[Path]) -> str:
 
 
 def _header(log: TuningLog) -> dict[str, Any]:
-    return {
+    # the log's own account of its machine may have fields of any name
+    shown = {"origin": log.origin, **log.machine}
+    return shown | {
         "origin": log.origin,
-        **log.machine,
         "needs": sorted(log.needs),
         "written by": dict(log.versions) or "unknown",
     }

@@ -26,11 +26,15 @@ from tvm_moonpoly.operators import LINEAR, encode_axes
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
 from tvm_moonpoly.operators.operator_library import runs_here
 from tvm_moonpoly.planner.plan import BMode, Plan
+from tvm_moonpoly.planner.spec import Choice
 
 ROUNDS = 8
 
 #: Seconds that one plan is timed in one round, and that all of it should take.
 SECONDS, BUDGET = 0.003, 20.0
+
+#: Calls of each plan that it takes to compare them: two to warm up, and two rounds.
+LEAST_CALLS = 4
 
 #: Plans that are predicted to cost more than this many times the best one are left out, unless
 #: they are among the first.
@@ -114,24 +118,19 @@ def measured(found: Explanation, target: Target) -> Measurement:
     if not runs_here(machine):
         raise UserError(f"--measure: code for {machine.mcpu} does not run here")
     m, n, k = product.m, product.n, product.k
-    elements = product.batch * (m * k + n * k + m * n)
-    if elements * 4 > MOST_BYTES:
+    plans = [choice.plan for choice in _worth_timing(found)]
+    # and each plan's table, with an entry for each number of rows
+    taken = product.batch * (m * k + n * k + m * n) * 4 + len(plans) * m * 8
+    if taken > MOST_BYTES:
         raise UserError(
-            f"--measure: the operands take {output.size(elements * 4)}, more than "
+            f"--measure: the operands take {output.size(taken)}, more than "
             f"{output.size(MOST_BYTES)}"
         )
-    bound = SLOWEST * found.best.picoseconds
-    plans = [
-        choice.plan
-        for i, choice in enumerate(found.ranked)
-        if i < ALWAYS or choice.picoseconds <= bound
-    ]
     with output.working(f"measuring {len(plans)} plans"):
         module = operators.library(target).module
-        times = interleaved([_call(module, found, plan) for plan in plans]) / product.batch
-        wall = None
-        if found.plan.workers > 1:
-            wall = after_a_pause(_call(module, found, found.plan))
+        call = _calls(module, found)
+        times = interleaved([call(plan) for plan in plans]) / product.batch
+        wall = after_a_pause(call(found.plan)) if found.plan.workers > 1 else None
     best = int(np.argmin(np.median(times[::2], axis=0)))
     others = np.median(times[1::2], axis=0)
     return Measurement(
@@ -142,6 +141,16 @@ def measured(found: Explanation, target: Target) -> Measurement:
         wall,
         min(found.plan.workers, int(tvm.get_global_func("runtime.NumThreads")())),
     )
+
+
+def _worth_timing(found: Explanation) -> list[Choice]:
+    """The first plans: not much slower than the best, and no more than there is time for."""
+    slowest, seconds = SLOWEST * found.best.picoseconds, 0.0
+    for i, choice in enumerate(found.ranked):
+        seconds += LEAST_CALLS * choice.picoseconds * found.product.batch * 1e-12
+        if i >= ALWAYS and (choice.picoseconds > slowest or seconds > BUDGET):
+            return list(found.ranked[:i])
+    return list(found.ranked)
 
 
 def interleaved(calls: list[Callable[[], object]]) -> np.ndarray:
@@ -179,19 +188,29 @@ def _timed(call: Callable[[], object], repeat: int) -> float:
     return (time.thread_time() - start) / repeat
 
 
-def _call(module: Any, found: Explanation, plan: Plan) -> Callable[[], object]:
-    """A call of all products by ``plan``, on operands of its own."""
+def _calls(module: Any, found: Explanation) -> Callable[[Plan], Callable[[], object]]:
+    """What makes a call of all products by a plan. All plans get the same operands: with dozens of
+    plans, operands of their own would fill the memory."""
     m, n, k = found.product.m, found.product.n, found.product.k
     lanes, batch = found.machine.lanes, found.product.batch
     if found.product.b_mode == BMode.PREPACKED:
         x, out = _filled(m, k), _filled(m, n)
         packed, bias = _filled(-(-n // lanes), k, lanes), _filled(-(-n // lanes) * lanes)
-        table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
         linear = module[LINEAR]
-        return lambda: linear(x, packed, bias, table, None, 0, out)
+
+        def of_weights(plan: Plan) -> Callable[[], object]:
+            table = tvm.runtime.tensor(np.full(m + 1, plan.encode(), np.int64))
+            return lambda: linear(x, packed, bias, table, None, 0, out)
+
+        return of_weights
     a, b, c = _filled(batch, m, k), _filled(batch, k, n), _filled(batch, m, n)
-    axes, word, matmul = encode_axes((0, 1, 2)), plan.encode(), module[MATMUL_PLANNED]
-    return lambda: matmul(a, b, axes, axes, axes, None, word, c)
+    axes, matmul = encode_axes((0, 1, 2)), module[MATMUL_PLANNED]
+
+    def of_both(plan: Plan) -> Callable[[], object]:
+        word = plan.encode()
+        return lambda: matmul(a, b, axes, axes, axes, None, word, c)
+
+    return of_both
 
 
 def _filled(*shape: int) -> Any:

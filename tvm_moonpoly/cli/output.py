@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tvm_moonpoly.cli.command import printable
+
 #: Wide enough that nothing is cut where there is no terminal to fit into.
 _PIPE_WIDTH = 1000
 
@@ -36,7 +38,7 @@ def print_json(document: Any) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table whose cells are folded, never cut; columns of numbers are set to the right."""
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     result = Table(title_justify="left")
     for i, name in enumerate(columns):
         numbers = bool(texts) and all(_is_number(row[i]) for row in texts)
@@ -50,7 +52,12 @@ def print_pairs(console: Console, rows: Sequence[tuple[str, object]]) -> None:
     """Names and what they stand for, in two columns."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        console.print(f"{name:{width}}  {value}", soft_wrap=True)
+        say(console, f"{name:{width}}  {value}")
+
+
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """A line of any length, whatever the names in it hold."""
+    console.print(printable(line), style=style, soft_wrap=True)
 
 
 def size(count: int) -> str:

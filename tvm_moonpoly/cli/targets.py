@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 #: Other names of architectures, which LLVM takes but does not list.
 ALIASES = {"amd64", "arm64"}
 
+#: Cores and threads, far more than any machine has; TVM starts as many as it is told.
+MOST_THREADS = 4096
+
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -46,6 +49,9 @@ def parsed(text: str | None) -> Target:
     except (ValueError, TypeError, RuntimeError) as error:
         reason = sentence(error).split(" Target creation")[0]
         raise UserError(f"--target: {reason}") from error
+    cores = target.attrs.get("num-cores")
+    if cores is not None and not 1 <= int(cores) <= MOST_THREADS:
+        raise UserError(f"--target: num-cores must be from 1 to {MOST_THREADS}, not {int(cores)}")
     if str(target.kind.name) == "llvm":
         _check_cpu(target.attrs.get("mtriple"), target.attrs.get("mcpu"))
     return target

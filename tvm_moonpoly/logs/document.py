@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import tvm
 
@@ -19,6 +20,9 @@ VERSION = 1
 
 #: Bytes of a log that are read at most.
 MAX_FILE = 64 << 20
+
+#: Damaged lines of a log; beyond, it is something else, which would take minutes to look at.
+MAX_FAULTS = 10_000
 
 _TOLD = 3  # damaged lines that are told one by one
 
@@ -83,6 +87,15 @@ def tell(reading: Reading, origin: str) -> Reading:
     return reading
 
 
+def bounded(file: BinaryIO) -> bytes:
+    """What is in ``file``, up to a little more than `read` takes: it may never end."""
+    parts, left = [], MAX_FILE + 1
+    while left and (part := file.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
 def read(text: str | bytes, origin: str) -> Reading:
     """As `parse`, without saying anything."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -90,13 +103,17 @@ def read(text: str | bytes, origin: str) -> Reading:
         return Reading(None, f"it is larger than {MAX_FILE >> 20} MiB")
     entries: list[Entry] = []
     faults = []
-    for number, line in enumerate(data.split(b"\n"), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
+        line = line.removesuffix(b"\n")
         if not line.strip():
             continue
         try:
             entries.append(decode(line))
         except ValueError as error:
             faults.append(f"line {number} is skipped: {error}")
+            if len(faults) > MAX_FAULTS:
+                reason = f"more than {MAX_FAULTS} of its lines are damaged"
+                return Reading(None, reason, tuple(faults))
     try:
         log = _interpreted(entries, origin)
     except ValueError as error:

@@ -36,9 +36,11 @@ def write(path: Path, machine: Machine, entries: Iterable[Entry]) -> bool:
     return replace(path, [header(machine), *entries])
 
 
-def replace(path: Path, lines: Iterable[Entry], shared: bool = True) -> bool:
+def replace(
+    path: Path, lines: Iterable[Entry], shared: bool = True, overwrite: bool = True
+) -> bool:
     """As `write`, for a log that has a header already: its first line. ``shared``: others may be
-    writing to it."""
+    writing to it; without ``overwrite``, one that is there stays, which is a failure, too."""
     data = b"".join(map(encode, lines))
     # not tempfile's: those are private, and a log may be shared
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -50,6 +52,8 @@ def replace(path: Path, lines: Iterable[Entry], shared: bool = True) -> bool:
                 file.flush()
                 os.fsync(file.fileno())
             with _lock(path) if shared else contextlib.nullcontext():
+                if path.exists() and not overwrite:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
                 os.replace(temporary, path)
         finally:
             with contextlib.suppress(OSError):

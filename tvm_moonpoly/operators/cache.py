@@ -39,6 +39,9 @@ def load(key: str) -> Path | None:
     if not _is_private(root):
         return None
     for path in sorted(root.glob(f"{key}-*.bc")):
+        if not _is_private(path):
+            _log.warning("%s: skipped, others may write to it", path)
+            continue
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
@@ -81,7 +84,7 @@ def store(key: str, write: Callable[[Path], None]) -> Path | None:
 
 def _need_space(path: Path) -> None:
     """Raise OSError when the disk is full: LLVM would end the process."""
-    existing = next(p for p in (path, *path.parents) if p.exists())
+    existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     if shutil.disk_usage(existing).free < _NEEDED_SPACE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 

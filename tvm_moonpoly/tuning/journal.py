@@ -7,6 +7,8 @@ run again: it takes the same steps, and those that are in the journal take no ti
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -19,6 +21,10 @@ from tvm_moonpoly.logs import encode
 from tvm_moonpoly.logs.lines import decode
 
 VERSION = 1
+
+_HEADER = b'{"kind": "header", "origin": {'
+
+_TOLD = 3  # damaged lines that are told one by one
 
 _log = logging.getLogger("tvm_moonpoly.tuning")
 
@@ -34,9 +40,10 @@ class Journal:
     """Entries by kind and key, kept in a file.
 
     ``origin`` describes what the measurements depend on (the machine, the package). A file with
-    another origin is set aside, under a name that ends in ``.old``, and one that is to begin
-    ``anew`` is emptied. Raises `Busy` when the file is in use. Where it cannot be written, there is
-    a warning, and entries live as long as the process.
+    another origin is set aside, as ``.old`` or, where there is one, ``.old.1`` and so on; one that
+    is to begin ``anew`` is emptied. Raises `Busy` when the file is in use, and ValueError when it
+    is no journal. Where it cannot be written, there is a warning, and entries live as long as the
+    process.
 
     ``read_only``: the file is left alone, whoever writes it. Raises OSError when there is none,
     ValueError when it has another origin.
@@ -61,17 +68,18 @@ class Journal:
         header = json.loads(
             json.dumps({"kind": "header", "version": VERSION, "origin": dict(origin)})
         )
+        if path.exists() and not path.is_file():
+            raise ValueError(f"journal: {path} is no regular file")
         if read_only:
-            entries = list(_parsed(path.read_bytes(), path))
+            entries, faults = _parsed(path.read_bytes())
+            _tell(faults, path)
             if entries[:1] != [header]:
                 raise ValueError(f"journal: {path} is of another machine or version")
             self._take(entries[1:])
             return
         try:
             self._file = _opened(path)
-            if anew:
-                self._file.truncate(0)
-            self._read(header)
+            self._read(header, anew)
         except OSError as error:
             self._give_up(error)
 
@@ -80,9 +88,9 @@ class Journal:
 
         The value must be JSON.
         """
-        found = self.get(kind, key)
-        if found is not None:
-            return found
+        entry = kind, _canonical(key)
+        if entry in self._entries:
+            return self._entries[entry]
         value = measure()
         self.put(kind, key, value)
         return value
@@ -125,15 +133,24 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, header: dict[str, Any]) -> None:
+    def _read(self, header: dict[str, Any], anew: bool) -> None:
         assert self._file is not None
         text = self._file.read()
         whole = text[: text.rfind(b"\n") + 1]
-        entries = list(_parsed(whole, self.path))
+        entries, faults = _parsed(whole)
+        if text and not any(map(_is_ours, entries)) and not _begins_with_a_header(text):
+            self.close()
+            raise ValueError(f"journal: {self.path} holds something else, and is left alone")
+        if anew:
+            self._file.truncate(0)
+            entries, faults, text, whole = [], [], b"", b""
+        _tell(faults, self.path)
         if entries and entries[0] != header:
-            _log.warning("%s: of another machine or version, kept as .old", self.path)
+            aside = _free_name(self.path)
+            _log.warning("%s: of another machine or version, kept as %s", self.path, aside.name)
+            # still locked: another process must not take what comes instead for this one
+            os.replace(self.path, aside)
             self._file.close()
-            os.replace(self.path, self.path.with_name(self.path.name + ".old"))
             self._file = _opened(self.path)
             entries, text, whole = [], b"", b""
         if len(whole) < len(text):
@@ -156,7 +173,7 @@ class Journal:
                 _log.warning("%s: an entry is skipped: %r", self.path, error)
                 continue
             self._entries[key] = value
-            self.spent_before += seconds
+            self.spent_before += max(seconds, 0.0)
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._file is None:
@@ -171,7 +188,8 @@ class Journal:
 
     def _give_up(self, error: OSError) -> None:
         _log.warning("%s: cannot be written (%s): this run cannot be resumed", self.path, error)
-        self._file = None
+        with contextlib.suppress(OSError):
+            self.close()
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -183,6 +201,8 @@ def _opened(path: Path) -> IO[bytes]:
             _lock(file)
         except OSError as error:
             file.close()
+            if not isinstance(error, BlockingIOError):  # a file system without locks
+                raise
             raise Busy(f"journal: another process is tuning with {path}") from error
         # what was locked may have been set aside meanwhile
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -199,12 +219,38 @@ def _lock(file: IO[bytes]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _parsed(text: bytes, path: Path) -> Iterator[dict[str, Any]]:
+def _parsed(text: bytes) -> tuple[list[dict[str, Any]], list[str]]:
+    """The entries, and the lines that are none."""
+    entries, faults = [], []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            yield decode(line)
+            entries.append(decode(line))
         except ValueError as error:
-            _log.warning("%s: line %d is skipped: %s", path, number, error)
+            faults.append(f"line {number} is skipped: {error}")
+    return entries, faults
+
+
+def _tell(faults: list[str], path: Path) -> None:
+    for fault in faults[:_TOLD]:
+        _log.warning("%s: %s", path, fault)
+    if len(faults) > _TOLD:
+        _log.warning("%s: %d more lines are skipped", path, len(faults) - _TOLD)
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    """Whether a journal may hold it: its header or what `Journal.put` writes."""
+    fields = {"origin"} if entry.get("kind") == "header" else {"key", "value", "seconds"}
+    return fields <= entry.keys()
+
+
+def _begins_with_a_header(text: bytes) -> bool:
+    """Whether ``text`` may be what a kill or a fault left of a header."""
+    return text.startswith(_HEADER[: len(text)])
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.old" + f".{i}" * bool(i)) for i in itertools.count())
+    return next(name for name in names if not name.exists())
 
 
 def _canonical(key: Key) -> str:

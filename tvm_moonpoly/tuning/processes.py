@@ -23,6 +23,9 @@ import tvm_moonpoly
 #: Seconds that a worker may take to start: it imports tvm.
 START_SECONDS = 120.0
 
+#: Seconds for a worker that does not speak any more to end by itself.
+END_SECONDS = 5.0
+
 #: The command of the worker that builds and times kernels.
 WORKER = (sys.executable, "-m", "tvm_moonpoly.tuning.worker")
 
@@ -104,6 +107,7 @@ class Worker:
         )
         ready = self._line(START_SECONDS)
         if ready != {"ready": True}:
+            self.close()
             raise WorkerError(f"a worker did not start: {ready}")
 
     def _line(self, seconds: float) -> dict[str, Any]:
@@ -133,12 +137,23 @@ class Worker:
     def _ended(self) -> WorkerError:
         """Why the worker is gone."""
         assert self._process is not None and self._errors is not None
-        code = self._process.wait()
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.close()
+            return WorkerError("it does not answer any more")
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         self.close()
         if code == -signal.SIGALRM:
             return WorkerError("it took too long")
         if code < 0:
-            return WorkerError(f"crashed with {signal.Signals(-code).name}")
+            return WorkerError(f"crashed with {_signal_name(-code)}")
         return WorkerError(f"ended with exit code {code}" + (f": {lines[-1]}" if lines else ""))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
