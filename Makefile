@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz tune-cpu bench-gemm bench-instructions clean need-compiler
+.PHONY: help run test lint fuzz tune-cpu bench-gemm bench-planner bench-instructions clean \
+	need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -41,6 +42,9 @@ tune-cpu: need-compiler $(VENV)/.installed-tune ## Tune the micro-kernels for th
 
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick --json out.json")
 	$(BIN)/python -m bench.gemm $(ARGS)
+
+bench-planner: need-compiler $(VENV)/.installed-planner ## The planner's choices against the best of all plans (ARGS="--quick")
+	$(BIN)/python -m bench.planner $(ARGS)
 
 bench-instructions: need-compiler $(VENV)/.installed-run ## Instructions before the first micro-kernel (needs valgrind)
 	$(BIN)/python -m bench.instructions $(ARGS)

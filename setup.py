@@ -42,26 +42,28 @@ XGBOOST = [
     "xgboost>=3,<4; sys_platform == 'darwin'",
 ]
 
-# psutil: tvm's MetaSchedule imports it. scipy: the least squares of tuning/calibrate.py.
+# psutil: tvm's MetaSchedule imports it. scipy: the least squares of learning.
 TUNE = ["cloudpickle", "psutil", "scipy", "tornado", *XGBOOST]
 
 # What `make run` needs to build the sentence-embedding model and to check it.
 RUN = ["onnxruntime", "safetensors", "threadpoolctl", "tokenizers"]
 
+# The planner's bench: scipy for its rank correlations, matplotlib for its figure.
+PLANNER = ["matplotlib", "scipy", "threadpoolctl"]
+
 # One torch for all, so that figures of two machines compare. torch is used as a peer only.
-BENCH = [*RUN, "torch==2.13.0"]
+BENCH = [*RUN, *PLANNER, "torch==2.13.0"]
 
 TEST = [
     *RUN,
+    *PLANNER,
     "build",
     "hypothesis",
     # A new minor release of a checker finds new faults in old code: move these two on purpose.
     "mypy==2.4.*",
     "ruff==0.17.*",
-    "psutil",
     "pytest",
-    "scipy",
-    *XGBOOST,
+    *TUNE,
     # Builds the package inside the packaging tests, without a download.
     "setuptools>=77",
 ]
@@ -87,6 +89,6 @@ setup(
     },
     entry_points={"console_scripts": ["moonpoly = tvm_moonpoly.cli:main"]},
     install_requires=CORE,
-    extras_require={"tune": TUNE, "run": RUN, "bench": BENCH, "test": TEST},
+    extras_require={"tune": TUNE, "run": RUN, "planner": PLANNER, "bench": BENCH, "test": TEST},
     zip_safe=False,
 )

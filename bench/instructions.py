@@ -69,7 +69,7 @@ KINDS = {
 }
 PARTS = ("checks", "planning", "sharing", "region")
 
-_PLANNER = re.compile(r"_internal_moonpoly_(plan|with_blocks|tallest)")
+_PLANNER = re.compile(r"_internal_moonpoly_(plan|with_blocks|group_cost|edge_cost)")
 
 
 @dataclass(frozen=True)

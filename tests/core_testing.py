@@ -20,6 +20,7 @@ from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators import Activation, OperatorLibrary
 from tvm_moonpoly.operators import activation as activations
+from tvm_moonpoly.planner.groups import main_form, tail_form
 from tvm_moonpoly.planner.plan import FIELDS, READINGS, BMode, Plan
 
 #: The repository, for processes that must import this tree's code.
@@ -203,11 +204,11 @@ def check_close(result: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> 
 def valid(plan: Plan, product: Any, machine: Machine, table: CostTable) -> None:
     """Assert all that the loops take for granted in a plan."""
     panels = product.n // machine.lanes
-    assert plan.mr in table.heights(plan.nv, plan.pack_a)
+    assert plan.mr in table.heights(plan.nv, main_form(plan.pack_a, plan.b_mode))
     assert 0 <= plan.tail_nv <= panels
     assert (panels - plan.tail_nv) % plan.nv == 0
     if plan.tail_nv:
-        assert plan.tail_mr in table.heights(plan.tail_nv, False)
+        assert plan.tail_mr in table.heights(plan.tail_nv, tail_form(plan.b_mode))
     if plan.pack_a:
         assert plan.mc > 0
         assert plan.b_mode in (BMode.PREPACKED, BMode.PACKED)
@@ -227,19 +228,22 @@ def plans(panels: int, table: CostTable, given: BMode = BMode.PREPACKED) -> st.S
     def draw_plan(draw: Callable[..., Any]) -> Plan:
         mode = draw(st.sampled_from(READINGS[given]))
         pack_a = mode in (BMode.PREPACKED, BMode.PACKED) and draw(st.booleans())
-        nv = draw(st.sampled_from(table.widths(pack_a)))
-        tails = [t for t in (0, *table.widths(False)) if t <= panels and (panels - t) % nv == 0]
+        main, tails_form = main_form(pack_a, mode), tail_form(mode)
+        nv = draw(st.sampled_from(table.widths(main)))
+        tails = [
+            t for t in (0, *table.widths(tails_form)) if t <= panels and (panels - t) % nv == 0
+        ]
         if not tails:  # fewer panels than the main group, and no such tail: one panel at a time
-            pack_a, nv, tails = False, 1, [0]
+            pack_a, nv, tails, main = False, 1, [0], tails_form
         tail = draw(st.sampled_from(tails))
         blocks = {(0, 0), *((b.kc, b.mc) for b in BLOCKINGS)}
         kc = draw(st.sampled_from(sorted({k for k, _ in blocks} | {8, 16, 64})))
         mc = draw(st.sampled_from(sorted({m for _, m in blocks} | {4, 8, 20, 100})))
         return Plan(
             nv=nv,
-            mr=draw(st.sampled_from(table.heights(nv, pack_a))),
+            mr=draw(st.sampled_from(table.heights(nv, main))),
             tail_nv=tail,
-            tail_mr=draw(st.sampled_from(table.heights(tail, False))) if tail else 0,
+            tail_mr=draw(st.sampled_from(table.heights(tail, tails_form))) if tail else 0,
             pack_a=pack_a,
             b_mode=mode,
             kc=kc,

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ import pytest
 import tvm
 from rich.console import Console
 
-from bench.gemm import cli, environment, operands, peak, report, run, shapes, summary
+from bench.gemm import cli, environment, operands, ours, peak, report, run, shapes, summary
 from bench.gemm.operands import make_operands
-from bench.gemm.peers import DIRECT, OURS, PEER_NAMES, VM, Peer
+from bench.gemm.peers import DEFAULT, DIRECT, OURS, PEER_NAMES, VM, Peer
 from bench.gemm.run import PEAK, Effort, Measured
 from bench.gemm.shapes import CLASSES, Shape
+from tvm_moonpoly.costmodel.tables import CostTable, TaskCost, Traffic
+from tvm_moonpoly.microkernels.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -153,6 +156,35 @@ def test_ours_is_never_a_peer():
     assert row["vs_best"] is None
     assert row["vs"] == {}
     assert summary.losses([row]) == []
+
+
+def test_default_kernels_are_no_peer_and_a_column_of_their_own():
+    measured = fake(openblas=[3e-3] * 4)
+    assert summary.summarise_shape(measured, [], 100.0, 1)["vs_default"] is None
+    measured.seconds[DEFAULT] = [1.2e-3] * 4
+    row = summary.summarise_shape(measured, [], 100.0, 1)
+    assert row["best"] == "openblas"
+    assert row["vs"] == pytest.approx({"openblas": 3.0})
+    assert row["vs_default"] == pytest.approx(1.2)
+    assert summary.group_summary([row, row])["vs_default"] == pytest.approx(1.2)
+
+
+def test_default_kernels_have_the_same_tiles_and_costs():
+    costs = [TaskCost.linear(1, step) for step in (5, 7, 9)]
+    tuned = [
+        Record(4, 2, decisions={"unroll": 4, "prefetch_b": 16}),
+        Record(4, 2, packed_a=True, decisions={"unroll": 2}),
+        Record(1, 1),
+    ]
+    traffic = Traffic(*range(len(fields(Traffic))))
+    table = CostTable(dict(zip(tuned, costs, strict=True)), traffic, {tuned[0]: costs[2]})
+    plain = ours.with_default_schedules(table)
+    assert plain.traffic == table.traffic
+    assert not any(record.decisions for record in [*plain.tasks, *plain.busy])
+    for record in table.tasks:
+        tile = (record.mr, record.nv, record.form)
+        assert plain.task(*tile) == table.task(*tile)
+    assert plain.busy[Record(4, 2)] == costs[2]
 
 
 def sample_document() -> dict:
@@ -365,6 +397,9 @@ def test_the_whole_bench_on_two_small_shapes(tmp_path):
         assert row["gflops"] > 0
         assert row["vs_best"] > 0
         # Every peer is either timed or said to be missing.
-        assert set(row["vs"]) | set(row["absent"]) | set(doc["absent"]) == set(PEER_NAMES)
+        assert set(row["vs"]) | set(row["absent"]) | set(doc["absent"]) - {DEFAULT} == set(
+            PEER_NAMES
+        )
+        assert DEFAULT in doc["absent"] or row["vs_default"] > 0
         assert {"openblas", "onnxruntime", "tvm_hand"} <= set(row["vs"])
     assert all(share > 0.9 for share in doc["share_in_calling_thread"].values())

@@ -128,7 +128,7 @@ def test_parts_of_a_call():
             packed_calls.REGION,
             _internal_moonpoly_plan=10,
             _internal_moonpoly_with_blocks=20,
-            _internal_moonpoly_tallest_1=30,
+            _internal_moonpoly_group_cost_3=30,
             **{entry: 200},
         ),
         profile("job", _internal_moonpoly_region=7),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import logging
 import os
@@ -11,7 +10,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import types
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +24,12 @@ from tvm import relax
 
 import tvm_moonpoly
 from tvm_moonpoly import logs, versions
-from tvm_moonpoly.cli import bench, command, info, main, output, tune
+from tvm_moonpoly.cli import bench, command, info, main, output
 from tvm_moonpoly.cli import compile as compile_command
 from tvm_moonpoly.cli import explain as explain_command
+from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
 from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.operators import cache, described
 
 COMMANDS = ("info", "tune", "explain", "compile", "bench", "logs")
@@ -88,7 +88,6 @@ def process(*arguments, script=None, **environment):
 
 
 def test_help_and_version_come_without_tvm():
-    """Of each command but `tune`, whose options are the stage's."""
     script = """
 import sys
 from tvm_moonpoly.cli import main
@@ -97,7 +96,7 @@ for arguments in (["--help"], ["--version"], *([name, "--help"] for name in sys.
 heavy = {"tvm", "numpy", "onnx", "scipy"} & set(sys.modules)
 print("heavy", *heavy)
 """
-    result = process(*(name for name in COMMANDS if name != "tune"), script=script)
+    result = process(*COMMANDS, script=script)
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("heavy\n")
 
@@ -110,7 +109,7 @@ def test_help_names_all_commands_with_examples(ok):
     assert ok("--version") == f"moonpoly {tvm_moonpoly.__version__}\n"
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "tune"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command_has_examples_of_it(ok, name):
     text = ok(name, "--help")
     assert f"usage: moonpoly {name} " in text
@@ -140,7 +139,7 @@ def test_help_of_each_command_has_examples_of_it(ok, name):
         (["compile", "x", "-o", "x.so", "--dim", "n=0"], "--dim: must be a whole number of at"),
         (["logs"], "required: ACTION"),
         (["logs", "import"], "required: file"),
-        (["bench", "nope"], "must be one of fuzz, gemm, instructions, minilm, not 'nope'"),
+        (["bench", "nope"], "must be one of fuzz, gemm, instructions, minilm, planner, not 'nope'"),
     ],
     ids=" ".join,
 )
@@ -667,28 +666,14 @@ def test_bench_says_when_there_is_no_repository(run, monkeypatch, tmp_path):
 
 
 def test_tune_hands_its_arguments_to_the_stage(run, monkeypatch):
-    stage = types.ModuleType(tune.STAGE)
-    stage.__spec__ = importlib.machinery.ModuleSpec(tune.STAGE, None)
-    seen = []
-    stage.main = lambda arguments: seen.append(arguments) or 7
-    monkeypatch.setitem(sys.modules, tune.STAGE, stage)
-    assert run("tune", "--budget", "10m", "--help")[0] == 7
-    stage.main = lambda arguments: seen.append(arguments)
-    assert run("tune")[0] == 0
-    assert seen == [["--budget", "10m", "--help"], []]
-
-
-def test_tune_calibrates_where_there_is_no_stage(run, home, monkeypatch):
-    from tvm_moonpoly.tuning import calibrate
+    from tvm_moonpoly.tuning import stage
 
     seen = []
-    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(calibrate, "main", lambda: seen.append(sys.argv[1:]))
-    monkeypatch.setattr(sys, "argv", ["moonpoly"])
-    assert run("tune", "out.jsonl", "--samples", "5")[0] == 0
-    assert run("tune")[0] == 0
-    machine = Machine.from_target(tvm_moonpoly.detect_target())
-    assert seen == [["out.jsonl", "--samples", "5"], [str(logs.of_machine(machine))]]
+    monkeypatch.setattr(stage, "main", lambda arguments: seen.append(arguments) or 7)
+    assert run("tune", "--budget", "10m", "--quick")[0] == 7
+    assert run("tune")[0] == 7
+    assert run("tune", "--budget", "soon")[0] == 2
+    assert seen == [["--budget", "10m", "--quick"], []]
 
 
 # logs
@@ -731,12 +716,14 @@ def test_logs_list(ok, home):
 
 
 def test_logs_show(ok, run, home, exported):
-    _, used, table = described(tvm_moonpoly.detect_target())
+    _, used, _ = described(tvm_moonpoly.detect_target())
+    table = CostTable.from_entries([dict(entry) for entry in used.entries])
     text = ok("logs", "show")
     assert f"mcpu        {used.machine['mcpu']}" in text
     for record, cost in table.tasks.items():
-        form = "packed" if record.packed_a else "plain"
-        row = rf"{record.mr} \W *{record.nv} \W {form} .* {cost.start} \W +{cost.step} "
+        form = {Form.PLAIN: "plain", Form.PACKED_A: "packed A", Form.IN_PLACE_B: "B in place"}
+        near, far = (cost.at(Residency(Level.L1, b), 384) for b in (Level.L1, Level.MEMORY))
+        row = rf"{record.mr} \W *{record.nv} \W {form[record.form]} .* {near} \W +{far} "
         assert re.search(row, text), record
     assert f"launch {table.traffic.launch}" in text
     found = json.loads(ok("logs", "show", "--json"))
@@ -812,6 +799,10 @@ def _signed(change):
     return change_one
 
 
+def _first(entry, value):
+    entry["alone"][0][0] = value
+
+
 def _too_large(lines):
     """Another width, complete with all of its heights, but for more registers than there are."""
     entries = [json.loads(line) for line in lines[1:]]
@@ -832,9 +823,9 @@ REFUSED = {
     "no traffic": (_without("traffic"), "it holds no kernels or no traffic costs"),
     "no kernels": (_without("kernel"), "it holds no kernels or no traffic costs"),
     "a missing height": (lambda lines: [lines[0], *lines[2:]], "tiles of 1 vectors lack heights"),
-    "a cost below 0": (_signed(lambda e: e.update(step=-1)), "step must be picoseconds, not -1"),
-    "a cost of 2 ** 63": (_signed(lambda e: e.update(step=(1 << 63) - 1)), "must be picoseconds"),
-    "a text as cost": (_signed(lambda e: e.update(step="1")), "must be picoseconds, not '1'"),
+    "a cost below 0": (_signed(lambda e: _first(e, -1)), "must list the picoseconds"),
+    "a cost of 2 ** 63": (_signed(lambda e: _first(e, (1 << 63) - 1)), "must list the picoseconds"),
+    "a text as cost": (_signed(lambda e: _first(e, "1")), "must list the picoseconds"),
     "a foreign family": (_signed(lambda e: e["record"].update(family="x")), "family 'x' is not"),
     "a foreign decision": (_signed(lambda e: e["record"].update(decisions={"x": 1})),
                            "decisions: 'x' is none of"),

@@ -28,7 +28,7 @@ from core_testing import (
 from tvm.target import Target
 
 from tvm_moonpoly import logs, native, operators
-from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
+from tvm_moonpoly.costmodel.tables import MAX_TASK, RESIDENCIES, TRIPS, CostTable, TaskCost
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.operators import cache
@@ -222,7 +222,7 @@ def test_the_key_covers_all_that_the_library_depends_on():
         (AVX2, replace(machine, l2_bytes=1), table),
         (AVX2, replace(machine, features=machine.features - {"fma"}), table),
         (Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 1}), machine, table),
-        (AVX2, machine, CostTable({**table.tasks, task: TaskCost(1, 2)}, table.traffic)),
+        (AVX2, machine, CostTable({**table.tasks, task: TaskCost.linear(1, 2)}, table.traffic)),
         (AVX2, machine, CostTable(table.tasks, replace(table.traffic, launch=3))),
     ]
     keys = {library_module.cache_key(*other) for other in others}
@@ -234,7 +234,7 @@ def small_table() -> CostTable:
     machine = Machine.from_target(AVX2)
     usual = CostTable.from_entries([dict(entry) for entry in logs.find(machine).entries])
     tiles = [Record(1, 1), Record(2, 1), Record(1, 2), Record(1, 2, packed_a=True)]
-    return CostTable({record: TaskCost(1000, 1000) for record in tiles}, usual.traffic)
+    return CostTable({record: TaskCost.linear(1000, 1000) for record in tiles}, usual.traffic)
 
 
 def _put_log(home: Path, machine: Machine, folder: str = "mine") -> Path:
@@ -258,7 +258,8 @@ rng = np.random.default_rng(0)
 weight = Weight.of(library, values(rng, 9, 21), values(rng, 21))
 x = values(rng, 5, 9)
 check_linear(linear(library, x, weight), x, weight)
-print("kernels", len(library.table.tasks), "compilations", len(compilations))
+kernels = sum(not r.in_place_b for r in library.table.tasks)
+print("kernels", kernels, "compilations", len(compilations))
 """
 
 
@@ -391,8 +392,8 @@ def test_a_line_torn_at_any_place_costs_only_itself(home):
 
 def test_a_changed_number_is_noticed(home, caplog):
     lines = _lines(home)
-    assert '"step": 1000' in lines[1]
-    lines[1] = lines[1].replace('"step": 1000', '"step": 1001')
+    assert "6145000" in lines[1]
+    lines[1] = lines[1].replace("6145000", "6145001")
     with caplog.at_level(logging.WARNING, "tvm_moonpoly.logs"):
         log = logs.parse("\n".join(lines), "log")
     assert len(log.entries) == len(lines) - 2
@@ -504,16 +505,17 @@ def test_nothing_in_a_log_is_executed(home):
     """Text that would do something if it were evaluated is refused as a record."""
     entry = {"kind": "kernel", "record": {**Record(1, 1).to_json(), "mr": "__import__('os')"}}
     with pytest.raises(ValueError):
-        CostTable.from_entries([{**entry, "start": 1, "step": 1}])
+        CostTable.from_entries([{**entry, "alone": COSTS}])
 
 
 def test_forged_costs_make_slow_plans_and_nothing_worse(target):
     """Costs so high that every sum of the native planner overflows: results are right."""
     machine = Machine.from_target(target)
-    highest = (1 << 40) - 1  # that a log may hold
+    highest, longest = (1 << 40) - 1, MAX_TASK - 1  # that a log may hold
     usual = small_table()
     traffic = replace(usual.traffic, **dict.fromkeys(vars(usual.traffic), highest))
-    table = CostTable({r: TaskCost(highest, highest) for r in usual.tasks}, traffic)
+    steep = TaskCost(dict.fromkeys(RESIDENCIES, (*[1] * (len(TRIPS) - 1), longest)))
+    table = CostTable({r: steep for r in usual.tasks}, traffic)
     CostTable.from_entries(table.to_entries())
     defined = library_module.functions(machine, table)
     module = native.build(defined.module(), target, defined.marks)
@@ -526,6 +528,24 @@ def test_forged_costs_make_slow_plans_and_nothing_worse(target):
         out = np.full((m, n), CANARY, np.float32)
         check_product(matmul(forged, a, b, out), a, b)
         check_product(matmul(forged, a, b.T.copy(), out, b_axes=(1, 0)), a, b)
+
+
+@pytest.mark.parametrize("form", [{}, {"packed_a": True}, {"in_place_b": True}], ids=str)
+def test_tiles_that_a_plan_has_no_numbers_for_are_refused(form):
+    """They would fit the registers: 8 vectors of one row, and on NEON 16 rows of one vector."""
+    neon = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]})
+    for target, tiles in ((AVX2, [(1, nv) for nv in range(1, 9)]),
+                          (neon, [(mr, 1) for mr in range(1, 17)])):  # fmt: skip
+        machine = Machine.from_target(target)
+        table = small_table()
+        records = {Record(mr, nv) for mr, nv in tiles if nv < 8 and mr < 16}
+        records |= {Record(mr, nv, **form) for mr, nv in tiles}
+        tasks = {**table.tasks, **{r: TaskCost.linear(1, 1) for r in records}}
+        entries = CostTable(tasks, table.traffic).to_entries()
+        log = logs.parse(b"".join(map(logs.encode, [logs.header(machine), *entries])), "it")
+        name = Record(*tiles[-1], **form).name
+        with pytest.raises(ValueError, match=f"^log: {name} does not fit a plan, of which tiles"):
+            library_module.costs(log, machine)
 
 
 def _incomplete_log(home):
@@ -545,10 +565,12 @@ def test_an_incomplete_log_is_passed_over(home, caplog):
     assert operators.supported(AVX2) is None
 
 
+COSTS = small_table().to_entries()[0]["alone"]
+
 ODD_TABLES = {
     "nothing but a header": [],
-    "no record": [{"kind": "kernel", "start": 1, "step": 1}],
-    "a list for a record": [{"kind": "kernel", "record": [1], "start": 1, "step": 1}],
+    "no record": [{"kind": "kernel", "alone": COSTS}],
+    "a list for a record": [{"kind": "kernel", "record": [1], "alone": COSTS}],
     "no tile of one vector": [
         e for e in small_table().to_entries() if e.get("record", {}).get("nv") != 1
     ],
@@ -556,7 +578,7 @@ ODD_TABLES = {
         e for e in small_table().to_entries() if not e.get("record", {}).get("packed_a")
     ],
     "a tile too large": [
-        {"kind": "kernel", "record": Record(9, 9).to_json(), "start": 1, "step": 1},
+        {"kind": "kernel", "record": Record(9, 9).to_json(), "alone": COSTS},
         *small_table().to_entries(),
     ],
 }

@@ -30,7 +30,7 @@ def few_kernels() -> CostTable:
     avx2 = Machine.from_target(Target({"kind": "llvm", "mcpu": "x86-64-v3"}))
     usual = CostTable.from_entries([dict(entry) for entry in logs.find(avx2).entries])
     tiles = [Record(1, 1), Record(2, 1), Record(1, 2), Record(1, 2, packed_a=True)]
-    return CostTable({record: TaskCost(1000, 1000) for record in tiles}, usual.traffic)
+    return CostTable({record: TaskCost.linear(1000, 1000) for record in tiles}, usual.traffic)
 
 
 @pytest.mark.parametrize(

@@ -239,17 +239,20 @@ def test_any_valid_plan_gives_the_right_answer(library, data):
 
 @pytest.mark.parametrize("splits", [(1, 2), (2, 1), (2, 2), (3, 2), (7, 5)])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_many_workers_equal_one(library, rng, splits, workers):
-    """To the bit: each element is computed by one worker, in the same order."""
+def test_many_workers_agree_with_one(library, rng, splits, workers):
+    """To the bit where the columns are shared out. Rows that are shared out are tiled in other
+    heights, whose kernels may add up in another order; but each time in the same."""
     weight, x = _large(library, rng, 57, 203, 300)
     serial = Plan(3, 4, 1, 5, False, 0, kc=128, mc=20)
     shared = replace(serial, splits_m=splits[0], splits_n=splits[1], workers=workers)
     results = []
-    for plan in (serial, shared):
+    for plan in (serial, shared, shared):
         valid(plan, spec.Product(57, 203, 300), library.machine, library.table)
         forced = replace(weight, table=np.full(58, plan.encode()))
         results.append(linear(library, x, forced, Activation.GELU_TANH))
-    np.testing.assert_array_equal(*results)
+    if splits[0] == 1:
+        np.testing.assert_array_equal(*results[:2])
+    np.testing.assert_array_equal(*results[1:])
     check_linear(results[1], x, weight, Activation.GELU_TANH)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,11 +267,26 @@ def test_explain_refuses_sizes_below_one(name, value):
 
 
 def test_explain_a_streamed_product_and_targets_it_cannot():
-    text = mp.explain(1, 512, 64, AVX2, batch=14, constant_weights=False)
-    assert "streamed in place" in text and "row tiles" not in text
+    texts = (mp.explain(1, n, 2048, AVX2, constant_weights=False) for n in (1, 3, 8, 512, 4096))
+    streamed = [text for text in texts if "streamed in place" in text]
+    assert streamed and not any("row tiles" in text for text in streamed)
     assert mp.explain(5, 16, 7, {"kind": "llvm", "mcpu": "x86-64-v3"}).startswith("C[5, 16]")
     with pytest.raises(ValueError, match="^target: CPU 'generic' has none"):
         mp.explain(5, 16, 7, {"kind": "llvm", "mcpu": "generic"})
+
+
+def test_the_pool_of_threads_changes_no_target():
+    """TVM binds the thread that starts its pool to one CPU where the number is not set."""
+    script = """
+import tvm
+from tvm_moonpoly import machine
+before = machine.available_cores()
+tvm.get_global_func("runtime.NumThreads")()
+assert machine.available_cores() == before
+assert machine.detect_target().attrs["num-cores"] == before
+"""
+    environment = {k: v for k, v in os.environ.items() if k not in ("TVM_NUM_THREADS",)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 def test_cores_of_the_detected_target():

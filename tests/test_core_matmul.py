@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
+from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
 from tvm_moonpoly.operators.operator_library import OperatorLibrary, functions
 from tvm_moonpoly.planner import spec
@@ -41,13 +42,34 @@ def eager(target):
     )
     # few micro-kernels, so that it compiles fast; those on packed A are the cheaper ones
     tasks = {
-        record: TaskCost(10, 1 if record.packed_a else 1000)
+        record: TaskCost.linear(10, 1 if record.packed_a else 1000)
         for record in usual.table.tasks
         if record.mr <= 3 and record.nv <= 2
     }
     table = CostTable(tasks, traffic)
     module = native.build(functions(machine, table).module(), target)
     return OperatorLibrary(machine, table, module)
+
+
+@pytest.fixture(scope="module", params=["more on B in place", "more on packed B"])
+def uneven(request, target):
+    """A library of which each form has tiles that the others lack, as an elite set may be."""
+    many = [Record(mr, nv) for nv, highest in ((1, 5), (2, 3), (3, 2)) for mr in range(1, highest)]
+    few = [Record(1, 1), Record(2, 1)]
+    if request.param == "more on B in place":
+        many, few, packed = few, many, 2
+    else:
+        packed = 3
+    tiles = [
+        *many,
+        *(replace(record, in_place_b=True) for record in few),
+        *(Record(mr, packed, packed_a=True) for mr in (1, 2, 3)),
+    ]
+    usual = operators.library(target)
+    table = CostTable({r: TaskCost.linear(10, 10) for r in tiles}, usual.table.traffic)
+    table.check()
+    module = native.build(functions(usual.machine, table).module(), target)
+    return OperatorLibrary(replace(usual.machine, cores=1), table, module)
 
 
 @pytest.fixture
@@ -300,3 +322,30 @@ def test_negative_and_zero_strides(library, rng):
     b = np.lib.stride_tricks.as_strided(one, (4, 12, 7), (0, *one.strides))
     assert a.strides[0] < 0 and a.strides[1] < 0 and b.strides[0] == 0
     check_product(product(library, a, b), a, b)
+
+
+def test_forms_need_not_have_the_same_tiles(uneven, rng):
+    """Every plan that is weighed, also where rows of B in place are one vector apart, as those of
+    packed B are: a matrix one vector wide, and rows that overlap."""
+    machine, table, lanes = uneven.machine, uneven.table, uneven.machine.lanes
+    met = set()
+
+    def check(a, b, mode, b_axes=None):
+        (m, k), n = a.shape, b.shape[1]
+        stored = b if b_axes is None else np.ascontiguousarray(b.T)
+        for choice in spec.candidates(spec.Product(m, n, k, b_mode=mode), machine, table):
+            out = np.full((m, n), CANARY)
+            matmul(uneven, a, stored, out, b_axes=b_axes, name=MATMUL_PLANNED, plan=choice.plan)
+            check_product(out, a, b)
+            met.add((choice.plan.b_mode, choice.plan.pack_a))
+
+    for m, n in itertools.product((1, 3, 4, 9), (lanes, 3 * lanes, 5 * lanes + 3)):
+        a = values(rng, m, 11)
+        memory = values(rng, 10 * lanes + n)
+        rows = np.lib.stride_tricks.as_strided(memory, (11, n), (4 * lanes, 4))
+        check(a, rows, BMode.DIRECT)
+        check(a, rows.copy(), BMode.DIRECT)
+        check(a, rows.copy(), BMode.PACKED, (1, 0))
+    check(values(rng, 100, 1030), values(rng, 1030, 5 * lanes + 3), BMode.DIRECT)
+    assert met >= {(mode, False) for mode in BMode if mode != BMode.PREPACKED}
+    assert (BMode.PACKED, True) in met

@@ -26,8 +26,7 @@ from tvm_moonpoly import native
 from tvm_moonpoly.emit import Functions
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm, gemm_schedule
-from tvm_moonpoly.microkernels.cpu_gemm import Record
-from tvm_moonpoly.microkernels.records import choices
+from tvm_moonpoly.microkernels.records import Form, Record, choices
 
 TARGETS = {
     "avx2": Target({"kind": "llvm", "mcpu": "x86-64-v3"}),
@@ -54,15 +53,9 @@ def compiled(records, machine, target):
     return native.build(defined.module(), target)
 
 
-def members(machine):
-    """The family, and what of it reads A by rows on B in place too."""
-    records = cpu_gemm.family(machine)
-    return [*records, *(replace(r, in_place_b=True) for r in records if not r.packed_a)]
-
-
 @functools.cache
 def family(isa):
-    return members(machine_of(isa))
+    return cpu_gemm.family(machine_of(isa))
 
 
 #: Tiles whose decisions are tried, in all forms: those with room for partial sums, and full ones.
@@ -108,7 +101,7 @@ def host(tmp_path_factory):
     """The machine of this CPU, and its kernels by name, callable through ctypes."""
     target = tvm_moonpoly.detect_target()
     machine = Machine.from_target(target)
-    records = [*members(machine), *varied(machine)]
+    records = [*cpu_gemm.family(machine), *varied(machine)]
     path = tmp_path_factory.mktemp("kernels") / "kernels.so"
     compiled(records, machine, target).export_library(str(path))
     library = ctypes.CDLL(str(path))
@@ -209,12 +202,12 @@ def test_family(isa):
     assert len(set(records)) == len(records) == len({r.name for r in records})
     assert all(cpu_gemm.fits(r, machine) for r in records)
     for nv in {r.nv for r in records}:
-        for packed in (False, True):
-            heights = sorted(r.mr for r in records if (r.nv, r.packed_a) == (nv, packed))
+        for form in Form:
+            heights = sorted(r.mr for r in records if (r.nv, r.form) == (nv, form))
             assert heights == list(range(1, len(heights) + 1)), "balanced tiles need all heights"
     # enough accumulators to hide the latency of the FMA: 2 a cycle over 4 cycles
     assert max(r.mr * r.nv for r in records) >= 12
-    assert any(r.packed_a for r in records)
+    assert {r.form for r in records} == set(Form)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm.target import Target
 
-from tvm_moonpoly.explanation import PARTIAL, PARTS, explained, name, plan_json, why
+from tvm_moonpoly.explanation import (
+    KERNELS,
+    PARTS,
+    READING_A,
+    READING_B,
+    explained,
+    name,
+    plan_json,
+    why,
+)
 from tvm_moonpoly.explanation_text import drawing, text
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode
@@ -28,9 +37,10 @@ def test_the_parts_of_a_cost_add_up_to_it(m, n, k, constant):
     for choice in found.ranked:
         parts = found.parts(choice)
         assert sum(parts.values()) == choice.picoseconds
-        assert set(parts) <= {*PARTS.values(), PARTIAL} and min(parts.values()) > 0
+        assert set(parts) <= {*PARTS.values(), KERNELS, READING_A, READING_B}
+        assert min(parts.values()) > 0
         whole = n % found.machine.lanes == 0 or choice.plan.b_mode == BMode.STREAM
-        assert not (whole and PARTIAL in parts)
+        assert not (whole and PARTS["edge_row"] in parts)
 
 
 @given(m=sizes, n=sizes, k=sizes, constant=st.booleans())

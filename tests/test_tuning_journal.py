@@ -13,12 +13,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from tuning_testing import SETTINGS, failing_on, made_up, stage_of
+from tuning_testing import MACHINE, SETTINGS, failing_on, made_up, stage_of
 
 from tvm_moonpoly.logs import checksum, encode
 from tvm_moonpoly.microkernels.records import Record
-from tvm_moonpoly.tuning import steps
+from tvm_moonpoly.tuning import findings
 from tvm_moonpoly.tuning.journal import Busy, Journal
+from tvm_moonpoly.tuning.measuring.tasks import Task
 
 ORIGIN = {"mcpu": "made-up", "levels": (1, 2)}
 
@@ -278,7 +279,7 @@ def written(path):
 def test_killed_a_hundred_times(tmp_path):
     with Journal(tmp_path / "undisturbed", ORIGIN) as journal:
         expected = stage_of(journal).run(FORMS)
-        assert steps.read(journal) == expected
+        assert findings.read(journal, MACHINE) == expected
     assert len(expected.tiles) == 2 and len(expected.samples) > 50
     everything = sorted(written(tmp_path / "undisturbed"))
     rng = random.Random(0)
@@ -295,7 +296,7 @@ def test_killed_a_hundred_times(tmp_path):
             told += said
             assert set(told) <= set(written(path)), "a measurement was lost"
         with Journal(path, ORIGIN) as journal:
-            assert steps.read(journal) == expected
+            assert findings.read(journal, MACHINE) == expected
         assert sorted(written(path)) == everything
         stages += 1
     assert stages >= 3
@@ -331,7 +332,7 @@ def test_the_best_record_replaces_the_default(tmp_path):
     assert ratio > 1.3
     assert {s.task.record for s in found.samples} == {tile.best.record}
     # a made-up task runs at the speed of the probe but for its penalty
-    (sample,) = (s for s in found.samples if (s.task.k, s.task.placement) == (12, "l1"))
+    (sample,) = (s for s in found.samples if s.task == Task(tile.best.record, 12, "l1"))
     probes = 2 * 4 * 8 * 12 / (2 * 12 * 8)
     assert sample.picoseconds == round(probes * 2.0 * 1000)
 
@@ -366,7 +367,7 @@ def test_a_form_that_cannot_run_at_all(tmp_path):
     measure = failing_on(lambda task: task.record.mr == 2)
     with Journal(tmp_path / "journal", ORIGIN) as journal:
         found = stage_of(journal, measure).run(FORMS)
-        assert steps.read(journal) == found
+        assert findings.read(journal, MACHINE) == found
     bad, good = found.tiles
     assert bad.best.error == "crashed with SIGSEGV" and good.best.error is None
     assert {s.task.record.mr for s in found.samples} == {1}
@@ -427,7 +428,7 @@ def test_a_journal_without_measurements(tmp_path):
         Journal(tmp_path / "journal", ORIGIN) as journal,
         pytest.raises(ValueError, match="^journal: .* holds no measurements yet"),
     ):
-        steps.read(journal)
+        findings.read(journal, MACHINE)
 
 
 def test_a_longer_search_outdoes_a_shorter_one(tmp_path):
@@ -436,7 +437,7 @@ def test_a_longer_search_outdoes_a_shorter_one(tmp_path):
         long = replace(SETTINGS, trials=128)
         found = stage_of(journal, settings=long).run([Record(2, 2)])
         again = stage_of(journal).run([Record(2, 2)])
-        read = steps.read(journal)
+        read = findings.read(journal, MACHINE)
     assert again.tiles != found.tiles == read.tiles
     assert len(read.tiles) == 1 and read.tiles[0].searched == 128
 

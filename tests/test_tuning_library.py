@@ -15,11 +15,13 @@ from tuning_testing import MACHINE, SETTINGS, stage_of
 from tvm_moonpoly import native
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.operators import OperatorLibrary, described
+from tvm_moonpoly.operators import OperatorLibrary
 from tvm_moonpoly.operators.operator_library import functions
 from tvm_moonpoly.planner import spec
-from tvm_moonpoly.tuning import calibrate, stage
+from tvm_moonpoly.tuning import findings, plan_steps
 from tvm_moonpoly.tuning.journal import Journal
+from tvm_moonpoly.tuning.measuring.plans import placeholder
+from tvm_moonpoly.tuning.origin import origin
 
 
 def varied(machine):
@@ -33,10 +35,7 @@ def varied(machine):
 @pytest.fixture(scope="module")
 def library(target):
     machine = Machine.from_target(target)
-    _, _, costs = described(target)
-    records = {replace(r, decisions={}): r for r in varied(machine)}
-    table = replace(costs, tasks={records[r]: cost for r, cost in costs.tasks.items()})
-    assert len(set(table.tasks)) == len(costs.tasks)
+    table = placeholder(varied(machine))
     assert sum(bool(r.decisions) for r in table.tasks) > len(table.tasks) * 0.9
     defined = functions(machine, table)
     return OperatorLibrary(machine, table, native.build(defined.module(), target, defined.marks))
@@ -64,22 +63,23 @@ def test_operands_in_place(library):
         check_product(matmul(library, a, b, out), a, b)
 
 
-def test_a_calibration_uses_the_best_records(tmp_path, target):
+def test_a_library_has_the_best_records(tmp_path, target):
     """Of the stage's journal, which is left as it is; forms that were not searched stay."""
     machine = Machine.from_target(target)
     path = tmp_path / "journal"
     form = cpu_gemm.family(machine)[1]
-    with Journal(path, stage.origin(machine)) as journal:
+    with Journal(path, origin(machine)) as journal:
         (tile,) = stage_of(journal, settings=replace(SETTINGS, trials=99)).run([form]).tiles
         before = path.read_bytes()
-        best = calibrate.searched(machine, path)
+        stored = Journal(path, origin(machine), read_only=True)
+        best = findings.read(stored, machine).best()
     assert best == [tile.best.record] and best[0].decisions
     assert path.read_bytes() == before
-    tasks = list(calibrate.placeholder(machine, best).tasks)
-    assert [replace(r, decisions={}) for r in tasks] == cpu_gemm.family(machine)
-    assert [r for r in tasks if r.decisions] == best
+    records = plan_steps.library_records(best, machine)
+    assert [replace(r, decisions={}) for r in records] == cpu_gemm.family(machine)
+    assert [r for r in records if r.decisions] == best
     with pytest.raises(ValueError, match="^journal: .* is of another machine or version"):
         Journal(path, {"mcpu": MACHINE.mcpu}, read_only=True)
     with pytest.raises(FileNotFoundError):
-        calibrate.searched(machine, tmp_path / "nothing")
+        Journal(tmp_path / "nothing", origin(machine), read_only=True)
     assert not list(tmp_path.glob("*.old"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import signal
@@ -13,17 +14,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from tuning_testing import MACHINE
 
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.cpu_gemm import Record
-from tvm_moonpoly.tuning import kernel_loop, lab, processes, regions, robust
-from tvm_moonpoly.tuning.lab import Lab
-from tvm_moonpoly.tuning.processes import Worker, WorkerError
-from tvm_moonpoly.tuning.regions import PLACEMENTS, Loop, Walk, place
-from tvm_moonpoly.tuning.tasks import TRIP_COUNTS, Task, Timing, samples_of
-from tvm_moonpoly.tuning.timing import Bench
+from tvm_moonpoly.tuning.measuring import (
+    kernel_loop,
+    lab,
+    processes,
+    regions,
+    robust,
+    timing,
+    trials,
+)
+from tvm_moonpoly.tuning.measuring.lab import Lab
+from tvm_moonpoly.tuning.measuring.processes import Worker, WorkerError
+from tvm_moonpoly.tuning.measuring.regions import PLACEMENTS, Loop, place
+from tvm_moonpoly.tuning.measuring.tasks import TRIP_COUNTS, Task, Timing, samples_of
+from tvm_moonpoly.tuning.measuring.timing import Bench
 
 # One number from many
 
@@ -85,7 +95,7 @@ def test_timings_that_do_not_belong_together(task, probe, rule):
 
 @pytest.mark.parametrize("record", cpu_gemm.family(MACHINE), ids=lambda r: r.name)
 def test_areas_fill_their_level_and_no_other(record):
-    sizes = {"a": record.mr, "b": record.nv * 8, "c": 0}
+    row = record.nv * 8
     placed = 0
     for (name, placement), k in itertools.product(PLACEMENTS.items(), TRIP_COUNTS):
         loop = place(record, k, placement, MACHINE)
@@ -95,19 +105,26 @@ def test_areas_fill_their_level_and_no_other(record):
         areas = {operand: getattr(loop, operand) for operand in "abc"}
         for operand, area in areas.items():
             level = getattr(placement, operand)
-            assert area.step >= sizes[operand] * k and area.begin % 16 == 0 == area.step % 16
+            reach = {"a": record.mr * k, "b": row * k, "c": record.mr * row}[operand]
+            if record.in_place_b and operand == "b":
+                # the last row of the last task ends with the matrix
+                assert area.step == row and loop.b_row >= row * area.count
+                assert area.end + loop.b_row * (k - 1) <= area.memory_end
+            else:
+                assert area.step >= reach and area.step % 16 == 0 and not area.beyond
+            assert area.begin % 16 == 0
             assert (area.count == 1) == (level == 1)
             together = 4 * sum(
-                a.end - a.begin for o, a in areas.items() if getattr(placement, o) == level
+                a.memory_end - a.begin for o, a in areas.items() if getattr(placement, o) == level
             )
             low, high = {
-                1: (0, MACHINE.l2_bytes // 2),
+                1: (0, math.inf if record.in_place_b else MACHINE.l2_bytes // 2),
                 2: (2 * MACHINE.l1_bytes, MACHINE.l2_bytes),
                 3: (2 * MACHINE.l2_bytes, MACHINE.l3_bytes),
                 4: (2 * MACHINE.l3_bytes, 1 << 30),
             }[level]
             assert low <= together <= high, (name, k, operand)
-        ends = sorted((a.begin, a.end) for a in areas.values())
+        ends = sorted((a.begin, a.memory_end) for a in areas.values())
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
         assert loop.floats == ends[-1][1]
         assert Loop.from_json(loop.to_json()) == loop
@@ -127,19 +144,20 @@ def test_what_cannot_be_placed():
     assert many is None or many.b.count < alone.b.count
 
 
-def test_tasks_walk_through_their_areas():
-    loop = place(Record(4, 3), 96, PLACEMENTS["b_l2"], MACHINE)
-    walk, seen = Walk(loop), []
-    for _ in range(loop.b.count):
-        _, _, _, _, at, step, begin, end, *_ = walk.next(1)
-        assert (step, begin, end) == (loop.b.step, loop.b.begin, loop.b.end)
-        seen.append(at)
-    assert sorted(seen) == list(range(loop.b.begin, loop.b.end, loop.b.step))
-    assert walk.next(1)[4] == loop.b.begin, "and begin again"
+def test_rows_of_b_in_place_are_as_far_apart_as_in_a_matrix():
+    record = Record(4, 3, in_place_b=True)
+    shared = place(record, 96, PLACEMENTS["a_l2"], MACHINE)
+    assert (shared.b_vector, shared.b_row, shared.b.count) == (8, 1040, 1)
+    wide = place(record, 96, PLACEMENTS["b_l3"], MACHINE)
+    assert wide.b_row == 24 * wide.b.count
+    # all tasks together read the whole matrix
+    assert 2 * MACHINE.l2_bytes <= 4 * wide.b_row * 96 <= MACHINE.l3_bytes
+    packed = place(replace(record, in_place_b=False), 96, PLACEMENTS["b_l3"], MACHINE)
+    assert (packed.b_vector, packed.b_row) == (8 * 96, 8)
 
 
 def test_the_tasks_that_are_measured():
-    records = [Record(4, 3), Record(1, 2)]
+    records = [Record(4, 3), Record(1, 2), Record(2, 2, in_place_b=True)]
     few, all_ = (list(samples_of(records, MACHINE, thorough)) for thorough in (False, True))
     for tasks in (few, all_):
         assert len(set(tasks)) == len(tasks)
@@ -151,9 +169,29 @@ def test_the_tasks_that_are_measured():
     assert set(few) < set(all_)
     # what a short stage measures comes first in a long one, as far as cores are not busy
     quiet = [t for t in few if not t.busy]
-    assert all_[: len(quiet)] == quiet
+    assert set(quiet) == {t for t in all_[: len(quiet) * 2] if not t.busy and t.k in SOME}
+    # whatever is left out, the rest is of all kinds
+    first = all_[: len(all_) // 20]
+    assert {t.record for t in first} == set(records) and len({t.placement for t in first}) > 6
     one_core = list(samples_of(records, replace(MACHINE, cores=1), True))
     assert not any(t.busy for t in one_core)
+
+
+SOME = TRIP_COUNTS[::2]
+
+
+def test_where_the_planner_says_that_operands_come_from():
+    def residency(placement, k, record=Record(4, 3)):  # noqa: B008
+        return tuple(Task(record, k, placement).residency(MACHINE))
+
+    assert residency("l1", 48) == (1, 1)
+    assert residency("b_l3", 48) == (1, 3)
+    assert residency("b_memory", 48) == (1, 4)
+    assert residency("a_l2", 48) == (2, 1)
+    assert residency("a_l2_b_memory", 3072) == (2, 4)
+    # operands that stay, but not in the first cache
+    assert residency("b_l3", 1536) == (2, 3)
+    assert residency("a_l3", 1536) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +207,11 @@ def test_foreign_tasks_are_refused(change):
 
 
 def test_foreign_timings_are_refused():
-    timing = Timing(3.5, 0.01, 9, True)
-    assert Timing.from_json(timing.to_json()) == timing
+    one = Timing(3.5, 0.01, 9, True)
+    assert Timing.from_json(one.to_json()) == one
     for change in ({"steps": 3}, {"spread": None}, {"timings": 2.0}, {"calm": 1}):
         with pytest.raises(ValueError, match="^timing: "):
-            Timing.from_json({**timing.to_json(), **change})
+            Timing.from_json({**one.to_json(), **change})
 
 
 # Worker processes
@@ -283,9 +321,14 @@ def test_the_loop_runs_the_kernel_where_it_is_told(machine, bench):
     before = rng.standard_normal(loop.floats + 7, dtype="float32")
     arena = bench._floats(len(before))
     arena.copyfrom(before)
-    walk = Walk(loop)
-    for count in (1, 6, 5):
-        module[kernel_loop.TASKS](arena, *loop.strides, k, count, *walk.next(count))
+    walk = tvm.runtime.tensor(np.array(loop.walk, np.int64))
+    for done, count in ((1, 1), (7, 6), (7, 0), (12, 5)):
+        module[kernel_loop.TASKS](arena, walk, *loop.strides, k, count)
+        # it goes on from where it has come, and begins again at the end of an area
+        places = walk.numpy()[:12].reshape(3, 4)
+        for area, (at, *bounds) in zip((loop.a, loop.b, loop.c), places, strict=True):
+            assert at == area.begin + done % area.count * area.step
+            assert bounds == [area.step, area.begin, area.end]
     after = arena.numpy()
     assert (after[: loop.c.begin] == before[: loop.c.begin]).all()
     assert (after[loop.c.end :] == before[loop.c.end :]).all()
@@ -324,3 +367,94 @@ def test_tasks_are_measured_alone_and_with_every_core_busy(machine):
         with pytest.raises(WorkerError, match="record: tile .* needs more than"):
             bench(Task(Record(16, 16), 24, "l1"))
         assert bench(Task(Record(4, 3), 24, "l1")).steps > 0
+
+
+class Scripted:
+    """A worker whose answers are given: a WorkerError is raised."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked, self.closed = list(answers), [], False
+
+    def send(self, request, seconds):
+        self.asked.append(request["op"])
+
+    def answer(self, seconds):
+        answer = self.answers.pop(0)
+        if isinstance(answer, WorkerError):
+            raise answer
+        return answer
+
+    def ask(self, request, seconds):
+        self.send(request, seconds)
+        return self.answer(seconds)
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_core_that_was_not_busy_is_told():
+    """A load that has crashed kept nothing busy: what was timed beside it does not count."""
+    timings = {"task": [2.0] * 5, "probe": [1.0] * 6}
+    task = Task(Record(4, 3), 192, "b_l2", busy=True)
+    load = Scripted({}, {"tasks": 9}, {})
+    assert Lab(MACHINE, [Scripted(timings), load])(task).steps == 2.0
+    assert load.asked == ["prepare", "load", "stop"] and not load.closed
+    crashed = Scripted({}, WorkerError("crashed with SIGSEGV"))
+    with pytest.raises(WorkerError, match="^crashed with SIGSEGV$"):
+        Lab(MACHINE, [Scripted(timings), crashed])(task)
+    assert crashed.closed
+
+
+def test_one_slip_does_not_shorten_all_timings():
+    """Something else had the core when it was tried out how many tasks to time at once."""
+    slips = iter([400_000.0])
+
+    def clock(count):
+        return 100.0 * count + next(slips, 0.0)
+
+    assert timing.affordable(clock, 2e5) == pytest.approx(2000, rel=0.01)
+
+
+def test_timings_of_turns():
+    """Each without what an empty call takes."""
+
+    def turns(count, steps, repeats):
+        return [7.0 + 2.0 * steps, *[50.0 + 30.0 * count, 7.0 + 2.0 * steps] * repeats]
+
+    loop = place(Record(4, 3), 96, PLACEMENTS["b_l2"], MACHINE)
+    request = {"loop": loop.to_json(), "nanoseconds": 2e5, "probe_steps": 10, "repeats": 3}
+    ran = []
+
+    def task(count):
+        ran.append(count)
+        return 30.0 * count
+
+    assert timing.in_turns(task, turns, request) == {"task": [30.0] * 3, "probe": [2.0] * 4}
+    assert loop.round in ran, "first once around"
+    probe = lambda steps, repeats: [7.0 + 2.0 * steps] * repeats  # noqa: E731
+    assert timing.alone(probe, request) == {"probe": [2.0] * 3}
+
+
+def test_jobs_one_by_one():
+    """The next one is only taken when the last one was dealt with; a failure ends its job only."""
+    taken = []
+
+    def jobs():
+        for k in (3, 6, 12):
+            taken.append(k)
+            yield [Task(Record(1, 1), each, "l1") for each in (k, 1)]
+
+    def measure(task):
+        if task.k == 6:
+            raise WorkerError("it does not run")
+        return Timing(float(task.k), 0.0, 1, True)
+
+    for number, measured in trials.one_by_one(measure)(jobs()):
+        assert len(taken) == number + 1
+        steps = [each.steps for each in measured.timings]
+        assert (steps, measured.error) == {
+            0: ([3.0, 1.0], None),
+            1: ([], "it does not run"),
+            2: ([12.0, 1.0], None),
+        }[number]
+    assert len(taken) == 3

@@ -18,8 +18,8 @@ from tvm.target import Target
 
 from tvm_moonpoly.microkernels import cpu_gemm, gemm_schedule
 from tvm_moonpoly.microkernels.cpu_gemm import Record
-from tvm_moonpoly.tuning import metaschedule
-from tvm_moonpoly.tuning.search import CostModel, Effort, search
+from tvm_moonpoly.tuning.searching import metaschedule
+from tvm_moonpoly.tuning.searching.search import CostModel, Effort, search
 
 TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
 
@@ -46,9 +46,9 @@ def searched(form=FORM, cost=landscape, **options):
     arguments = {"known": {}, "model": CostModel(), "effort": EFFORT, "seed": 0, **options}
     measured = []
 
-    def measure(record):
-        measured.append(record)
-        return cost(record)
+    def measure(records):
+        measured.extend(records)
+        return [cost(record) for record in records]
 
     known = arguments.pop("known")
     costs = search(form, MACHINE, TARGET, known, measure, **arguments)

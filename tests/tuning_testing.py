@@ -13,11 +13,13 @@ from rich.console import Console
 
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.tuning.lab import efficiency
-from tvm_moonpoly.tuning.processes import WorkerError
+from tvm_moonpoly.tuning.measuring.lab import efficiency
+from tvm_moonpoly.tuning.measuring.processes import WorkerError
+from tvm_moonpoly.tuning.measuring.tasks import Task, Timing
+from tvm_moonpoly.tuning.measuring.trials import one_by_one
 from tvm_moonpoly.tuning.progress import Display
-from tvm_moonpoly.tuning.steps import Settings, Stage
-from tvm_moonpoly.tuning.tasks import Task, Timing
+from tvm_moonpoly.tuning.settings import Settings
+from tvm_moonpoly.tuning.steps import Stage
 
 MACHINE = Machine(
     triple="x86_64-linux-gnu",
@@ -33,7 +35,16 @@ MACHINE = Machine(
 )
 
 #: Small, but with every step of a stage.
-SETTINGS = Settings(budget=1e6, trials=5, batch=2, finalists=2, rounds=2, thorough=False)
+SETTINGS = Settings(
+    budget=1e6,
+    search_share=0.5,
+    tasks_share=1.0,
+    trials=5,
+    batch=2,
+    finalists=2,
+    rounds=2,
+    thorough=False,
+)
 
 
 def made_up(task: Task, machine: Machine = MACHINE) -> Timing:
@@ -74,7 +85,7 @@ def in_order(trials: int):
                 break
             if record not in measured:
                 measured.add(record)
-                measure(record)
+                measure([record])
 
     return search
 
@@ -84,6 +95,7 @@ def stage_of(journal, measure=made_up, settings=SETTINGS, clock=time.monotonic) 
     shown = io.StringIO()
     display = Display(Console(file=shown), lambda: settings.budget - journal.spent(), clock)
     search = in_order(settings.trials)
-    stage = Stage(MACHINE, journal, settings, measure, lambda: 2.0, search, display)
+    many = one_by_one(measure)
+    stage = Stage(MACHINE, journal, settings, many, lambda: 2.0, search, display)
     stage.shown = shown
     return stage

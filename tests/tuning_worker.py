@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from tvm_moonpoly.tuning.worker import Requests, serve
+from tvm_moonpoly.tuning.measuring.worker import Requests, serve
 
 
 def crash(request: Any) -> dict[str, Any]:

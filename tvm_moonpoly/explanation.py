@@ -11,35 +11,35 @@ from typing import Any
 
 from tvm.target import Target
 
-from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.operators import described, supported
+from tvm_moonpoly.operators.operator_library import costs
 from tvm_moonpoly.planner import spec
-from tvm_moonpoly.planner.counts import counts
+from tvm_moonpoly.planner.counts import Task, counts, price
 from tvm_moonpoly.planner.plan import BMode, Plan
 
-#: What the entries of the cost table are spent on.
+#: What is done around the tasks, by the entries of the cost table.
 PARTS = {
-    "start": "micro-kernels",
-    "step": "micro-kernels",
-    "b_l2": "reading B",
-    "b_l3": "reading B",
-    "b_memory": "reading B",
     "b_direct": "reading B",
-    "a_l2": "reading A again",
-    "a_l3": "reading A again",
     "c_block": "adding blocks of k",
     "pack_a": "packing A",
     "pack_rows": "packing B",
     "pack_columns": "packing B",
+    "edge_row": "the partial panel",
+    "tile": "loops",
+    "group": "loops",
     "axpy_start": "streaming B",
     "axpy_step": "streaming B",
+    "axpy_rest": "streaming B",
     "dot_start": "streaming B",
     "dot_step": "streaming B",
+    "dot_rest": "streaming B",
 }
 
-PARTIAL = "the partial panel"
+#: Of a task: what it takes on operands in the first-level cache, and what more where they are not.
+KERNELS, READING_A, READING_B = "micro-kernels", "reading A again", "reading B"
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,7 @@ def explained(
     machine, log, table = described(target)
     if threads is not None:
         machine = replace(machine, cores=threads)
+        table = costs(log, machine)
     mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
     product = spec.Product(m, n, k, batch, mode)
     ranked = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
@@ -184,21 +185,28 @@ def parts(
     product: spec.Product, choice: spec.Choice, machine: Machine, table: CostTable
 ) -> Counter[str]:
     """Picoseconds of ``choice`` by what they are spent on."""
-    # the planner charges whole panels by counts and what remains by an estimate
-    streamed = choice.plan.b_mode == BMode.STREAM
-    whole = product if streamed else replace(product, n=product.n - product.n % machine.lanes)
     spent: Counter[str] = Counter()
-    for entry, count in counts(whole, choice.plan, machine).items():
-        name = str(entry[0])
-        if len(entry) == 1:
-            picoseconds = getattr(table.traffic, name)
+    for entry, count in counts(product, choice.plan, machine, table).items():
+        if isinstance(entry, Task):
+            for part, picoseconds in _task_parts(entry, table).items():
+                spent[part] += count * picoseconds
         else:
-            _, rows, vectors, packed = entry
-            picoseconds = getattr(table.task(rows, vectors, packed), name)  # type: ignore[arg-type]
-        spent[PARTS[name]] += count * picoseconds
-    if not streamed and product.n % machine.lanes:
-        spent[PARTIAL] = choice.picoseconds - sum(spent.values())
+            spent[PARTS[entry]] += count * price(entry, table)
     return +spent
+
+
+def _task_parts(task: Task, table: CostTable) -> dict[str, int]:
+    cost = table.task(task.mr, task.nv, task.form)
+    near, with_a = (
+        cost.at(Residency(a, Level.L1), task.depth) for a in (Level.L1, task.residency.a)
+    )
+    all_of_it = cost.at(task.residency, task.depth)
+    reading_a, reading_b = max(with_a - near, 0), max(all_of_it - with_a, 0)
+    return {
+        KERNELS: all_of_it - reading_a - reading_b,
+        READING_A: reading_a,
+        READING_B: reading_b,
+    }
 
 
 def why(explanation: Explanation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,11 +127,17 @@ def default_triple() -> str:
 
 
 def available_cores() -> int:
-    """CPUs that this process may run on."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:  # not on every system
+    """CPUs that this process may run on.
+
+    Those of any of its threads: when TVM starts its pool, it may bind the calling thread to one.
+    """
+    if not hasattr(os, "sched_getaffinity"):  # not on every system
         return max(1, os.cpu_count() or 1)
+    found = set(os.sched_getaffinity(0))
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found |= os.sched_getaffinity(int(thread.name))
+    return max(1, len(found))
 
 
 def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:

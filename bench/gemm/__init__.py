@@ -15,6 +15,9 @@ What is compared with what. A call of ours is timed in two ways:
 
 The ratio of ``moonpoly_vm`` to the best peer is reported beside the headline for every shape.
 
+A third column of ours is no peer either: ``moonpoly_default`` is ``moonpoly`` with the same plans
+on micro-kernels whose schedules were not searched for. It tells what that search is worth.
+
 The best peer of a shape is the one with the lowest median over every second round; the ratio to it
 comes from the other rounds, so that a lucky round is not counted as a peer's speed.
 """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tvm
@@ -11,10 +12,12 @@ import tvm_ffi
 
 import tvm_moonpoly as mp
 from bench.gemm.operands import Operands
-from bench.gemm.peers import DIRECT, HAND_SCHEDULES, VM, Peer, Run
+from bench.gemm.peers import DEFAULT, DIRECT, HAND_SCHEDULES, VM, Peer, Run
 from bench.gemm.shapes import Shape
 from bench.gemm.tvm_models import layers_module, virtual_machine, vm_runner
-from tvm_moonpoly import operators
+from tvm_moonpoly import native, operators
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.operators.operator_library import functions
 
 Weights = Mapping[tuple[int, int], np.ndarray]
 
@@ -30,7 +33,36 @@ class Constants:
 
 def direct(target: tvm.target.Target) -> Peer:
     """The packed functions called into memory of the caller, weights packed beforehand."""
-    library = operators.library(target).module
+    module = operators.library(target).module
+    mode = "packed function of the operator library, output given by the caller"
+    return Peer(DIRECT, mode, prepare_direct(module, target), products=True)
+
+
+def default_kernels(target: tvm.target.Target) -> Peer:
+    """As `direct`, and with the same plans, on micro-kernels with the default schedule.
+
+    Raises RuntimeError when that is what the tuning log's micro-kernels all have.
+    """
+    machine, _, table = operators.described(target)
+    if not any(record.decisions for record in table.tasks):
+        raise RuntimeError("the tuning log's micro-kernels all have the default schedule")
+    defined = functions(machine, with_default_schedules(table))
+    module = native.build(defined.module(), target, defined.marks)
+    mode = f"as {DIRECT}, with the same plans, micro-kernels not tuned"
+    return Peer(DEFAULT, mode, prepare_direct(module, target), products=True)
+
+
+def with_default_schedules(table: CostTable) -> CostTable:
+    """The same costs for micro-kernels of the same tiles whose schedules are as they come."""
+    tasks, busy = (
+        {replace(record, decisions={}): cost for record, cost in costs.items()}
+        for costs in (table.tasks, table.busy)
+    )
+    return CostTable(tasks, table.traffic, busy)
+
+
+def prepare_direct(library: Any, target: tvm.target.Target) -> Callable[[Operands], Run]:
+    """What binds operands to the packed functions of ``library``, one for ``target``."""
     linear = library["moonpoly_linear_f32"]
     product = library["moonpoly_matmul_f32"]
     lanes = operators.lanes(target)
@@ -60,8 +92,7 @@ def direct(target: tvm.target.Target) -> Peer:
         packed, bias, table = made.packed, made.bias, made.table
         return lambda: linear(a, packed, bias, table, None, activation, out)
 
-    mode = "packed function of the operator library, output given by the caller"
-    return Peer(DIRECT, mode, prepare, products=True)
+    return prepare
 
 
 def compiled(target: tvm.target.Target, weights: Weights, shapes: Iterable[Shape]) -> Peer:

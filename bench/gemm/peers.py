@@ -17,7 +17,8 @@ Run = Callable[[], object]
 
 DIRECT = "moonpoly"
 VM = "moonpoly_vm"
-OURS = (DIRECT, VM)
+DEFAULT = "moonpoly_default"
+OURS = (DIRECT, VM, DEFAULT)  # not peers: none of them counts as the best one
 HAND_SCHEDULES = {"tvm_hand": False, "tvm_hand_padded": True}  # whether rows are padded
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.gemm.peers import DIRECT, OURS, VM
+from bench.gemm.peers import DEFAULT, DIRECT, OURS, VM
 from bench.gemm.summary import Row, losses
 
 FILE_WIDTH = 240
@@ -29,6 +29,7 @@ def print_document(console: Console, doc: dict[str, Any]) -> None:
     print_doubts(console, doc)
     print_losses(console, doc["rows"])
     overall = doc["geomean"]["all"]
+    defaults = [row["vs_default"] for row in doc["rows"] if row["vs_default"] is not None]
     console.print(
         f"[bold]{overall['shapes']} shapes, {doc['threads']} thread: "
         f"{number(overall['vs_best'])} of the best peer shape by shape (geometric mean; "
@@ -36,6 +37,12 @@ def print_document(console: Console, doc: dict[str, Any]) -> None:
         f"{overall['losses']} losses, {overall['of_peak']:.0%} of the FMA peak "
         f"({doc['peak_gflops']:.1f} GFLOP/s)"
     )
+    if overall["vs_default"] is not None:
+        console.print(
+            f"[bold]tuned micro-kernels against the default schedule, same plans: "
+            f"{number(overall['vs_default'])} (geometric mean of {DEFAULT} / {DIRECT}; "
+            f"from {number(min(defaults))} to {number(max(defaults))})"
+        )
 
 
 def print_setting(console: Console, doc: dict[str, Any]) -> None:
@@ -73,7 +80,7 @@ def rows_table(rows: Iterable[Row], candidates: list[str]) -> Table:
     for title in ("GFLOP/s", "of peak", "vs best", "bounds"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("best peer")
-    for title in ("vm vs best", *peers):
+    for title in ("vm vs best", "default kernels", *peers):
         table.add_column(title.replace("_", " "), justify="right", overflow="fold")
     for row in rows:
         table.add_row(
@@ -86,6 +93,7 @@ def rows_table(rows: Iterable[Row], candidates: list[str]) -> Table:
             bounds(row["vs_best_bounds"]),
             row["best"] or "-",
             ratio(row["vs_best_vm"]),
+            ratio(row["vs_default"]),
             *(ratio(row["vs"].get(name)) for name in peers),
         )
     return table
@@ -96,7 +104,7 @@ def groups_table(groups: dict[str, dict[str, Any]]) -> Table:
     peers = list(groups["all"]["vs"])
     table = Table(title="Geometric means")
     table.add_column("class", no_wrap=True)
-    titles = ("shapes", "losses", "of peak", "vs best", "vm vs best", *peers)
+    titles = ("shapes", "losses", "of peak", "vs best", "vm vs best", "default kernels", *peers)
     for title in titles:
         table.add_column(title.replace("_", " "), justify="right", overflow="fold")
     for name, group in groups.items():
@@ -107,6 +115,7 @@ def groups_table(groups: dict[str, dict[str, Any]]) -> Table:
             f"{group['of_peak']:.0%}",
             ratio(group["vs_best"]),
             ratio(group["vs_best_vm"]),
+            ratio(group["vs_default"]),
             *(ratio(group["vs"].get(peer)) for peer in peers),
         )
     return table

@@ -15,7 +15,7 @@ from bench import measure
 from bench.gemm import environment, ours
 from bench.gemm.operands import make_operands
 from bench.gemm.peak import peak_runner
-from bench.gemm.peers import HAND_SCHEDULES, Peer, load_peers, reason_of
+from bench.gemm.peers import DEFAULT, HAND_SCHEDULES, Peer, load_peers, reason_of
 from bench.gemm.run import Effort, Measured, measure_all, shares_in_caller, weights_of
 from bench.gemm.shapes import Shape
 from bench.gemm.summary import document
@@ -43,6 +43,10 @@ def run_bench(
         peers, absent = load_peers(peer_names)
     with console.status("compiling the layers with tvm_moonpoly"):
         candidates = [ours.direct(target), ours.compiled(target, weights, shapes)]
+        try:
+            candidates.append(ours.default_kernels(target))
+        except RuntimeError as reason:
+            absent[DEFAULT] = str(reason)
     with console.status("compiling the layers with the schedule written by hand"):
         for name in HAND_SCHEDULES:
             if name in peer_names:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench import measure
-from bench.gemm.peers import DIRECT, OURS, VM
+from bench.gemm.peers import DEFAULT, DIRECT, OURS, VM
 from bench.gemm.run import PEAK, Measured
 from bench.gemm.shapes import CLASSES
 
@@ -68,11 +68,14 @@ def summarise_shape(
         "vs_best": None,
         "vs_best_bounds": None,
         "vs_best_vm": None,
+        "vs_default": None,
         "vs": {name: ratio.median for name, ratio in ratios.items()},
         "vs_bounds": {name: [ratio.low, ratio.high] for name, ratio in ratios.items()},
         "peer_gflops": {name: speed[name] for name in ratios},
         "absent": dict(measured.absent),
     }
+    if DEFAULT in seconds:
+        row["vs_default"] = measure.paired_ratio(seconds[DEFAULT], seconds[DIRECT]).median
     best = best_peer(seconds)
     if best is not None:
         ratio = ratio_to_best(seconds[best], seconds[counterpart(best, allocating)])
@@ -88,7 +91,8 @@ def peak_of(measured: Iterable[Measured], flops: int) -> float:
 
 
 def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Geometric means over ``rows``: to the best peer, by both our ways, and to each peer."""
+    """Geometric means over ``rows``: to the best peer, by both our ways, to each peer, and to our
+    own micro-kernels without tuning."""
     compared = [row for row in rows if row["vs_best"] is not None]
     names = dict.fromkeys(name for row in rows for name in row["vs"])
     return {
@@ -96,6 +100,7 @@ def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
         "losses": sum(row["vs_best"] < 1 for row in compared),
         "vs_best": mean(row["vs_best"] for row in compared),
         "vs_best_vm": mean(row["vs_best_vm"] for row in compared),
+        "vs_default": mean(row["vs_default"] for row in rows if row["vs_default"] is not None),
         "of_peak": measure.geomean(row["of_peak"] for row in rows),
         "vs": {
             name: measure.geomean(row["vs"][name] for row in rows if name in row["vs"])

@@ -84,7 +84,7 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     console = output.console()
     output.print_pairs(console, [(name, _plain(value)) for name, value in _header(log).items()])
-    columns = ["rows", "vectors", "A", "decisions", "start ps", "step ps"]
+    columns = ["rows", "vectors", "operands", "decisions", *_TASKS]
     console.print(output.table(columns, kernels))
     for entry in others:
         line = ", ".join(f"{name} {_plain(value)}" for name, value in entry.items())
@@ -197,13 +197,34 @@ def _split(log: TuningLog) -> tuple[list[list[Any]], list[dict[str, Any]]]:
             [
                 record.get("mr"),
                 record.get("nv"),
-                "packed" if record.get("packed_a") else "plain",
+                _operands(record),
                 _plain(decisions) or "-",
-                entry.get("start"),
-                entry.get("step"),
+                *_costs(entry),
             ]
         )
     return kernels, others
+
+
+#: The tasks whose costs are shown, of 384 steps.
+_TASKS = ("ps, all in L1", "ps, B from memory")
+
+
+def _operands(record: Any) -> str:
+    if record.get("packed_a"):
+        return "packed A"
+    return "B in place" if record.get("in_place_b") else "plain"
+
+
+def _costs(entry: Any) -> list[Any]:
+    """The costs of `_TASKS`; a dash where the entry, which may be anything, does not tell."""
+    from tvm_moonpoly.costmodel.tables import RESIDENCIES, TRIPS, Level, Residency
+
+    at = TRIPS.index(384)
+    places = [RESIDENCIES.index(Residency(Level.L1, b)) for b in (Level.L1, Level.MEMORY)]
+    try:
+        return [_plain(entry["alone"][place][at]) for place in places]
+    except (IndexError, KeyError, TypeError):
+        return ["-", "-"]
 
 
 def _plain(value: Any) -> str:

@@ -1,42 +1,118 @@
 """The cost table of a machine: integers in picoseconds.
 
-A plan's cost is a sum of counts times entries of the table, so that the planner in Python and the
-native one agree to the bit. A task of a micro-kernel over ``k`` steps costs
-``g(k) = start + step * k``; the other entries are what is added where operands are not in the
-first-level cache, and what packing, the partial panel and a parallel launch cost.
+A task of a micro-kernel over ``k`` steps costs ``g(k)``, which depends on the caches that its
+operands come from. ``g`` is given at a few trip counts and is linear between them, with whole
+numbers as slopes, so that a plan's cost, a sum of counts times entries of the table, is the same
+integer in Python and in native code. The other entries are what packing, the partial panel, later
+blocks of the reduction, streaming and a parallel launch add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any, NamedTuple
 
-from tvm_moonpoly.microkernels.cpu_gemm import Record
+from tvm_moonpoly.microkernels.records import Form, Record, edge_height
 
 
-@dataclass(frozen=True)
-class TaskCost:
-    """``start + step * k`` picoseconds for one task over ``k`` steps."""
+class Level(IntEnum):
+    """Where an operand comes from."""
+
+    L1 = 1
+    L2 = 2
+    L3 = 3
+    MEMORY = 4
+
+
+class Residency(NamedTuple):
+    """The levels that a task's rows of A and its columns of B come from."""
+
+    a: Level
+    b: Level
+
+
+#: Rows of A that do not fit the caches are read in the order in which they lie, and arrive from
+#: memory as from the third-level cache.
+RESIDENCIES = tuple(
+    itertools.starmap(Residency, itertools.product((Level.L1, Level.L2, Level.L3), Level))
+)
+
+#: The trip counts at which tasks have a cost of their own. From the second on each is twice the one
+#: before, so that the bits of ``k // TRIPS[1]`` find a trip count's place among them.
+TRIPS = (1, *(3 << i for i in range(12)))
+
+#: Segments between two neighbouring trip counts; the first reaches down to 0, the last has no end.
+SEGMENTS = len(TRIPS) - 1
+
+#: Larger than any cost of one task, which native code keeps in 32 bits.
+MAX_TASK = 1 << 30
+
+
+def segment(k: int) -> int:
+    """Which of the `SEGMENTS` holds trip count ``k``."""
+    return min((k // TRIPS[1]).bit_length(), SEGMENTS - 1)
+
+
+class Line(NamedTuple):
+    """``start + step * k`` picoseconds; ``start`` may be negative."""
 
     start: int
     step: int
 
 
 @dataclass(frozen=True)
+class TaskCost:
+    """What a task costs: for each residency the picoseconds at each of `TRIPS`, not falling."""
+
+    knots: Mapping[Residency, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, cost: Callable[[Residency, int], float]) -> TaskCost:
+        """The table of a function of residency and trip count: whole numbers, made not to fall."""
+        knots = {}
+        for residency in RESIDENCIES:
+            values = (max(round(cost(residency, k)), 1) for k in TRIPS)
+            knots[residency] = tuple(itertools.accumulate(values, max))
+        return cls(knots)
+
+    @classmethod
+    def linear(cls, start: int, step: int) -> TaskCost:
+        """``start + step * k``, wherever the operands come from."""
+        return cls(dict.fromkeys(RESIDENCIES, tuple(start + step * k for k in TRIPS)))
+
+    @functools.cached_property
+    def lines(self) -> Mapping[Residency, tuple[Line, ...]]:
+        """The cost in each of the segments: what both planners compute with."""
+        return {residency: _lines(values) for residency, values in self.knots.items()}
+
+    def at(self, residency: Residency, k: int) -> int:
+        """Picoseconds of a task over ``k`` steps."""
+        line = self.lines[residency][segment(k)]
+        return line.start + line.step * k
+
+
+def _lines(values: Sequence[int]) -> tuple[Line, ...]:
+    found: list[Line] = []
+    for (low, high), (first, last) in zip(
+        itertools.pairwise(TRIPS), itertools.pairwise(values), strict=True
+    ):
+        step = (last - first) // (high - low)
+        if not found:
+            step = min(step, first)  # or no steps at all would cost less than nothing
+        found.append(Line(first - step * low, step))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Picoseconds for what happens around the tasks."""
 
-    #: one vector of B read again from the second-level cache
-    b_l2: int
-    #: one vector of B read for the first time, from the third-level cache or from memory
-    b_l3: int
-    b_memory: int
-    #: one vector of B read in place rather than from packed panels
+    #: one vector of B read in place, besides what the task costs
     b_direct: int
-    #: one element of A read again from the second- or third-level cache
-    a_l2: int
-    a_l3: int
     #: one vector of C read and added to, for each block of the reduction after the first
     c_block: int
     #: one element of A packed
@@ -46,12 +122,18 @@ class Traffic:
     pack_columns: int
     #: one row of the partial panel
     edge_row: int
-    #: one row of outputs from rows of B in place, and each vector of B
+    #: one task, and one group of panels over the rows of a block, besides the tasks themselves
+    tile: int
+    group: int
+    #: one row of B in place added to a row of outputs, each of its vectors, and each element beyond
+    #: them
     axpy_start: int
     axpy_step: int
-    #: one dot product, and each of its vectors
+    axpy_rest: int
+    #: one dot product, each of its vectors, and each element beyond them
     dot_start: int
     dot_step: int
+    dot_rest: int
     #: handing work to the thread pool
     launch: int
 
@@ -78,58 +160,146 @@ BLOCKINGS = (
 
 @dataclass(frozen=True)
 class CostTable:
-    """The costs of a machine: of each micro-kernel's tasks, and of the traffic around them."""
+    """The costs of a machine: of each micro-kernel's tasks, and of what is around them.
+
+    ``tasks`` are the costs on a machine that does nothing else, ``busy`` those with every core
+    doing the same, where they are known. Where there are no micro-kernels on B in place at all,
+    those on packed B are taken for it, with their schedules and costs.
+    """
 
     tasks: Mapping[Record, TaskCost]
     traffic: Traffic
+    busy: Mapping[Record, TaskCost] = field(default_factory=dict)
 
-    def heights(self, nv: int, packed_a: bool) -> list[int]:
+    def __post_init__(self) -> None:
+        for name in ("tasks", "busy"):
+            object.__setattr__(self, name, _with_in_place(getattr(self, name)))
+
+    def for_cores(self, cores: int) -> CostTable:
+        """The one set of costs that plans for ``cores`` cores are made by.
+
+        Products that are large enough for the difference to count are computed by all cores.
+        """
+        return CostTable(self.busy if cores > 1 and self.busy else self.tasks, self.traffic)
+
+    def heights(self, nv: int, form: Form) -> list[int]:
         """The rows that micro-kernels of ``nv`` vectors come in."""
-        return sorted(r.mr for r in self.tasks if r.nv == nv and r.packed_a == packed_a)
+        return self._columns.get((nv, form), [])
 
-    def widths(self, packed_a: bool) -> list[int]:
+    def widths(self, form: Form) -> list[int]:
         """The vectors of columns that micro-kernels come in."""
-        return sorted({r.nv for r in self.tasks if r.packed_a == packed_a})
+        return [nv for nv, each in self._columns if each == form]
 
-    def task(self, mr: int, nv: int, packed_a: bool) -> TaskCost:
+    def task(self, mr: int, nv: int, form: Form) -> TaskCost:
         """The cost of the micro-kernel of this tile."""
-        for record, cost in self.tasks.items():
-            if (record.mr, record.nv, record.packed_a) == (mr, nv, packed_a):
-                return cost
-        raise KeyError(f"no micro-kernel of {mr} rows and {nv} vectors, packed_a={packed_a}")
+        found = self._by_tile.get((mr, nv, form))
+        if found is None:
+            raise KeyError(f"no micro-kernel of {mr} rows and {nv} vectors, {form.value}")
+        return found
+
+    def edge_height(self, lanes: int) -> int:
+        """Rows of the tiles that the partial panel is computed in."""
+        return edge_height(self.tasks, lanes)
+
+    @functools.cached_property
+    def _columns(self) -> Mapping[tuple[int, Form], list[int]]:
+        """The heights of the micro-kernels of each width and form, in order."""
+        found: dict[tuple[int, Form], list[int]] = {}
+        for record in sorted(self.tasks, key=lambda r: (r.nv, r.mr)):
+            found.setdefault((record.nv, record.form), []).append(record.mr)
+        return found
+
+    @functools.cached_property
+    def _by_tile(self) -> Mapping[tuple[int, int, Form], TaskCost]:
+        return {(r.mr, r.nv, r.form): cost for r, cost in self.tasks.items()}
 
     def to_entries(self) -> list[dict[str, Any]]:
         """The table as entries of a tuning log."""
-        return [
-            {"kind": "kernel", "record": record.to_json(), **asdict(cost)}
-            for record, cost in self.tasks.items()
-        ] + [{"kind": "traffic", **asdict(self.traffic)}]
+        kernels = []
+        for record, cost in self.tasks.items():
+            entry = {"kind": "kernel", "record": record.to_json(), "alone": _to_lists(cost)}
+            if record in self.busy:
+                entry["busy"] = _to_lists(self.busy[record])
+            kernels.append(entry)
+        return [*kernels, {"kind": "traffic", **asdict(self.traffic)}]
 
     @classmethod
     def from_entries(cls, entries: list[dict[str, Any]]) -> CostTable:
         """Inverse of `to_entries`; raises ValueError when something is missing or malformed."""
-        tasks, traffic = {}, None
+        tasks, busy, traffic = {}, {}, None
         for entry in entries:
             if entry.get("kind") == "kernel":
                 record = Record.from_json(entry.get("record"))
-                tasks[record] = TaskCost(_count(entry, "start"), _count(entry, "step"))
+                tasks[record] = _from_lists(entry, "alone")
+                if "busy" in entry:
+                    busy[record] = _from_lists(entry, "busy")
             elif entry.get("kind") == "traffic":
                 traffic = Traffic(**{f.name: _count(entry, f.name) for f in fields(Traffic)})
         if not tasks or traffic is None:
             raise ValueError("log: it holds no kernels or no traffic costs")
-        table = cls(tasks, traffic)
-        widths = table.widths(False)
-        if widths != list(range(1, len(widths) + 1)) or not table.widths(True):
-            raise ValueError(
-                f"log: its kernels are {widths} vectors wide, and {table.widths(True)} on packed A;"
-                " all widths from 1 up are needed, and one on packed A"
-            )
-        for packed in (False, True):
-            for nv in table.widths(packed):
-                heights = table.heights(nv, packed)
-                if heights != list(range(1, len(heights) + 1)):
-                    raise ValueError(f"log: tiles of {nv} vectors lack heights, only {heights}")
+        if busy and busy.keys() != tasks.keys():
+            raise ValueError("log: it tells costs with every core busy for some kernels only")
+        table = cls(tasks, traffic, busy)
+        table.check()
         return table
+
+    def check(self) -> None:
+        """Raise ValueError unless every shape can be tiled: all widths from 1 up are needed, one on
+        packed A, and of each width all heights from 1 up."""
+        widths = {form: self.widths(form) for form in Form}
+        complete = all(widths[f] == _from_one(widths[f]) for f in (Form.PLAIN, Form.IN_PLACE_B))
+        if not complete or not all(widths.values()):
+            listed = ", ".join(f"{each} on {form.value}" for form, each in widths.items())
+            raise ValueError(
+                f"log: its kernels are as many vectors wide: {listed}; all widths from 1 up are "
+                "needed, and one on packed A"
+            )
+        widest, plain = max(widths[Form.PACKED_A]), len(widths[Form.PLAIN])
+        if widest > plain + 1:
+            raise ValueError(
+                f"log: kernels of {widest} vectors on packed A leave columns for which those on "
+                f"plain A, of up to {plain}, are too narrow"
+            )
+        for form in Form:
+            for nv in self.widths(form):
+                heights = self.heights(nv, form)
+                if heights != _from_one(heights):
+                    raise ValueError(f"log: tiles of {nv} vectors lack heights, only {heights}")
+
+
+def _from_one(numbers: list[int]) -> list[int]:
+    return list(range(1, len(numbers) + 1))
+
+
+def _with_in_place(tasks: Mapping[Record, TaskCost]) -> dict[Record, TaskCost]:
+    """All tasks, and those on B in place if there are none."""
+    if any(r.form == Form.IN_PLACE_B for r in tasks):
+        return dict(tasks)
+    plain = {r: cost for r, cost in tasks.items() if r.form == Form.PLAIN}
+    return {**tasks, **{replace(r, in_place_b=True): cost for r, cost in plain.items()}}
+
+
+def _to_lists(cost: TaskCost) -> list[list[int]]:
+    return [list(cost.knots[residency]) for residency in RESIDENCIES]
+
+
+def _from_lists(entry: Mapping[str, Any], name: str) -> TaskCost:
+    rows = entry.get(name)
+    if not isinstance(rows, list) or len(rows) != len(RESIDENCIES):
+        raise ValueError(f"log: {name} must be {len(RESIDENCIES)} lists, one a residency")
+    knots = {}
+    for residency, row in zip(RESIDENCIES, rows, strict=True):
+        if (
+            not isinstance(row, list)
+            or len(row) != len(TRIPS)
+            or not all(type(value) is int and 0 <= value < MAX_TASK for value in row)
+            or row != sorted(row)
+        ):
+            raise ValueError(
+                f"log: {name} must list the picoseconds of {len(TRIPS)} trip counts, not falling"
+            )
+        knots[residency] = tuple(row)
+    return TaskCost(knots)
 
 
 def _count(entry: Mapping[str, Any], name: str) -> int:

@@ -49,7 +49,8 @@ def family(machine: Machine) -> list[Record]:
     rows = 8 if machine.vector_registers <= 16 else 12
     records = [Record(mr, nv) for nv in range(1, 7) for mr in range(1, rows + 1)]
     packed = [Record(r.mr, r.nv, packed_a=True) for r in records if r.nv in (2, 3)]
-    return [r for r in [*records, *packed] if fits(r, machine)]
+    in_place = [Record(r.mr, r.nv, in_place_b=True) for r in records]
+    return [r for r in [*records, *packed, *in_place] if fits(r, machine)]
 
 
 def space(record: Record, machine: Machine) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,9 @@ Data only: a record that came from outside is checked here before anything is ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 FAMILY = "cpu_gemm_f32"
@@ -35,6 +36,14 @@ DECISIONS: dict[str, tuple[int, ...]] = {
 _LETTERS = {"row_block": "r", "unroll": "u", "sums": "s", "prefetch_b": "b", "prefetch_c": "c"}
 
 
+class Form(Enum):
+    """Where a micro-kernel finds its operands, in words."""
+
+    PLAIN = "plain A, packed B"
+    PACKED_A = "packed A and B"
+    IN_PLACE_B = "plain A, B in place"
+
+
 @dataclass(frozen=True)
 class Record:
     """One member of the family.
@@ -57,6 +66,8 @@ class Record:
     def __post_init__(self) -> None:
         if self.mr < 1 or self.nv < 1:
             raise ValueError(f"record: tile {self.mr}x{self.nv} must be at least 1x1")
+        if self.packed_a and self.in_place_b:
+            raise ValueError("record: where A is packed, B is packed as well")
         if self.mr > _LARGEST or self.nv > _LARGEST:
             raise ValueError(
                 f"record: tile {self.mr}x{self.nv} must be at most {_LARGEST}x{_LARGEST}"
@@ -77,6 +88,13 @@ class Record:
     def __hash__(self) -> int:
         form = (self.mr, self.nv, self.packed_a, self.in_place_b)
         return hash((*form, tuple(self.decisions.items())))
+
+    @property
+    def form(self) -> Form:
+        """Where its operands lie."""
+        if self.packed_a:
+            return Form.PACKED_A
+        return Form.IN_PLACE_B if self.in_place_b else Form.PLAIN
 
     @property
     def name(self) -> str:
@@ -121,3 +139,13 @@ def choices(mr: int) -> dict[str, tuple[int, ...]]:
     """What each decision may be for a tile of ``mr`` rows."""
     divisors = tuple(rows for rows in DECISIONS["row_block"] if mr % rows == 0)
     return {**DECISIONS, "row_block": divisors}
+
+
+#: Floats of the tile on the stack that the partial panel goes through.
+_EDGE_TILE = 240
+
+
+def edge_height(records: Iterable[Record], lanes: int) -> int:
+    """Rows of the tiles in which the partial panel of fewer than ``lanes`` columns is computed."""
+    tallest = max(r.mr for r in records if r.nv == 1 and r.form == Form.PLAIN)
+    return min(tallest, _EDGE_TILE // lanes)

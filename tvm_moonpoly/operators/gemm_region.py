@@ -29,8 +29,9 @@ from tvm_moonpoly.emit import (
     switch,
     when,
 )
+from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.operators.activation import Activation
-from tvm_moonpoly.operators.gemm_tiles import IN_PLACE_B, PACKED_A, PLAIN, TILE, Form, zeros_row
+from tvm_moonpoly.operators.gemm_tiles import SUFFIXES, TILE, zeros_row
 from tvm_moonpoly.planner.plan import BMode
 
 MINUS_INFINITY = tirx.const(float("-inf"), FLOAT)
@@ -50,6 +51,7 @@ _BLOCK = {
     "z_step": INT,
     "packed": FLOATS,
     "pack_a": INT,
+    "in_place": INT,
     "edge_b": FLOATS,
     "m": INT,
     "panels": INT,
@@ -73,8 +75,8 @@ def _emit_block(functions: Functions, lanes: int) -> None:
 
         def groups(form: Form, panel: Expr, nv: Expr, mr: Expr, count: Expr) -> None:
             column = panel * lanes
-            functions[f"moonpoly_groups{form.suffix}"](
-                args["packed" if form.packed_a else "a"].at(0),
+            functions[f"moonpoly_groups{SUFFIXES[form]}"](
+                args["packed" if form == Form.PACKED_A else "a"].at(0),
                 lda,
                 args["b"].at(panel * args["b_vector"]),
                 args["b_vector"],
@@ -103,14 +105,20 @@ def _emit_block(functions: Functions, lanes: int) -> None:
                 groups(form, main, args["tail_nv"], args["tail_mr"], as_int(1))
 
         def packed_b() -> None:
-            branch(args["pack_a"] > 0, lambda: main_region(PACKED_A), lambda: main_region(PLAIN))
-            tail_region(PLAIN)
+            branch(
+                args["pack_a"] > 0,
+                lambda: main_region(Form.PACKED_A),
+                lambda: main_region(Form.PLAIN),
+            )
+            tail_region(Form.PLAIN)
 
         def in_place_b() -> None:
-            main_region(IN_PLACE_B)
-            tail_region(IN_PLACE_B)
+            main_region(Form.IN_PLACE_B)
+            tail_region(Form.IN_PLACE_B)
 
-        branch(args["b_row"] == lanes, packed_b, in_place_b)
+        # not told by ``b_row``: rows of B in place may be a vector apart, too, and a plan for B in
+        # place names micro-kernels that there may be in that form alone
+        branch(args["in_place"] > 0, in_place_b, packed_b)
         with when(args["columns"] > 0):
             column = let(args["panels"] * lanes)
             functions["moonpoly_edge"](
@@ -139,6 +147,7 @@ _ROW_BLOCKS = {
     "b": FLOATS,
     "b_vector": INT,
     "b_row": INT,
+    "in_place": INT,
     "edge_b": FLOATS,
     "x": FLOATS,
     "ldx": INT,
@@ -194,6 +203,7 @@ def _emit_row_blocks(functions: Functions) -> None:
                 args["z_step"],
                 args["wa"].at(0),
                 args["pack_a"],
+                args["in_place"],
                 args["edge_b"].at(0),
                 rows,
                 args["panels"],
@@ -277,7 +287,9 @@ def _emit_region(functions: Functions, lanes: int) -> None:
             last = let(kk == k_blocks - 1)
             in_place = let(k0 * b_k + column * b_n)
 
-            def rows(b_block: Expr, b_vector: Expr, b_row: Expr, edge: Expr) -> None:
+            def rows(
+                b_block: Expr, b_vector: Expr, b_row: Expr, edge: Expr, in_place_b: bool = False
+            ) -> None:
                 def accumulate(
                     x_row: Expr, ldx: Expr, x_step: Expr, z_row: Expr, z_step: Expr
                 ) -> None:
@@ -287,6 +299,7 @@ def _emit_region(functions: Functions, lanes: int) -> None:
                         b_block,
                         b_vector,
                         b_row,
+                        int(in_place_b),
                         edge,
                         x_row,
                         ldx,
@@ -332,7 +345,7 @@ def _emit_region(functions: Functions, lanes: int) -> None:
                 # the partial panel would be read beyond the end of its rows: it is packed
                 with when(columns > 0):
                     pack(in_place + count * lanes * b_n, 0)
-                rows(b.at(in_place), lanes, b_k, workspace.at(0))
+                rows(b.at(in_place), lanes, b_k, workspace.at(0), in_place_b=True)
 
             def packed() -> None:
                 pack(in_place, count)

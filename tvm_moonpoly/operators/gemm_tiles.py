@@ -7,7 +7,7 @@ in panels, one vector wide. A tile computes ``C = max(A @ B + X + Z, lo)``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
@@ -31,7 +31,7 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.microkernels.cpu_gemm import Record
+from tvm_moonpoly.microkernels.records import Form, Record, edge_height
 from tvm_moonpoly.operators.activation import Activation
 
 #: What a tile function is given, besides the number of rows.
@@ -63,32 +63,19 @@ def zeros_row(lanes: int) -> Pointer:
     return zeros
 
 
-class Form(NamedTuple):
-    """Where micro-kernels find their operands."""
-
-    suffix: str
-    packed_a: bool
-    in_place_b: bool
-
-    def holds(self, record: Record) -> bool:
-        return (record.packed_a, record.in_place_b) == (self.packed_a, self.in_place_b)
-
-
-PLAIN = Form("", packed_a=False, in_place_b=False)
-PACKED_A = Form("_packed", packed_a=True, in_place_b=False)
-IN_PLACE_B = Form("_in_place", packed_a=False, in_place_b=True)
-FORMS = (PLAIN, PACKED_A, IN_PLACE_B)
+#: What the functions of a form are called.
+SUFFIXES = {Form.PLAIN: "", Form.PACKED_A: "_packed", Form.IN_PLACE_B: "_in_place"}
 
 
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
-    """Define the groups of each `Form`, ``moonpoly_edge``, and all that they call."""
+    """Define the groups of each form, ``moonpoly_edge``, and all that they call."""
     for record in records:
         functions.add(record.name, cpu_gemm.build(record, machine))
         _emit_strip(functions, record)
-    for form in FORMS:
-        widths = sorted({r.nv for r in records if form.holds(r)})
+    for form in Form:
+        widths = sorted({r.nv for r in records if r.form == form})
         for nv in widths:
-            _emit_rows(functions, nv, form, [r for r in records if form.holds(r) and r.nv == nv])
+            _emit_rows(functions, nv, form, [r for r in records if r.form == form and r.nv == nv])
         _emit_groups(functions, form, widths, machine.lanes)
     _emit_edge(functions, records, machine.lanes)
 
@@ -118,7 +105,7 @@ def _emit_strip(functions: Functions, record: Record) -> None:
 
 
 def _rows_name(nv: int, form: Form) -> str:
-    return f"moonpoly_rows_{nv}{form.suffix}"
+    return f"moonpoly_rows_{nv}{SUFFIXES[form]}"
 
 
 def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Record]) -> None:
@@ -135,7 +122,7 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
         def strips(height: Expr, row: Expr, count: Expr) -> None:
             def strip(mr: int) -> None:
                 functions[f"{by_height[mr].name}_strip"](
-                    a.at(row * (k if form.packed_a else lda)),
+                    a.at(row * (k if form == Form.PACKED_A else lda)),
                     lda,
                     args["b"].at(0),
                     args["b_vector"],
@@ -161,7 +148,7 @@ def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], lanes:
     """``count`` groups of ``nv`` panels side by side, all rows of each."""
 
     @functions.private(
-        f"moonpoly_groups{form.suffix}",
+        f"moonpoly_groups{SUFFIXES[form]}",
         **TILE,
         x_step=INT,
         z_step=INT,
@@ -209,8 +196,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
 
     B is packed here (its padding may be read), z is padded, x is not.
     """
-    tallest = max(r.mr for r in records if r.nv == 1 and PLAIN.holds(r))
-    height = min(tallest, 240 // lanes)
+    height = edge_height(records, lanes)
 
     @functions.separate("moonpoly_edge", **TILE, m=INT, columns=INT, activation=INT)
     def _(**args: Any) -> None:
@@ -224,7 +210,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
             rows = let(minimum(m - row, height))
             with loop(rows) as i, loop(columns) as j:
                 x_tile[i * lanes + j] = x[(row + i) * args["ldx"] + j]
-            functions[_rows_name(1, PLAIN)](
+            functions[_rows_name(1, Form.PLAIN)](
                 args["a"].at(row * args["lda"]),
                 args["lda"],
                 args["b"].at(0),

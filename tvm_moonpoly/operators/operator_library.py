@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from tvm_moonpoly.operators import (
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner import native as native_planner
 from tvm_moonpoly.planner import spec
-from tvm_moonpoly.planner.plan import BMode
+from tvm_moonpoly.planner.plan import BMode, largest
 
 #: ``moonpoly_plan_rows(n, k, batch, b_mode, out)``: out[m] is the plan for m rows, m = 1, 2, ...
 PLAN_ROWS = "moonpoly_plan_rows"
@@ -114,9 +114,15 @@ def costs(log: logs.TuningLog, machine: Machine) -> CostTable:
     if kernels > MOST_KERNELS:
         raise ValueError(f"log: it holds {kernels} kernels, more than {MOST_KERNELS}")
     table = CostTable.from_entries([dict(entry) for entry in log.entries])
+    table = table.for_cores(machine.cores)
     for record in table.tasks:
         if not fits(record, machine):
             raise ValueError(f"log: {record.name} does not fit the registers of {machine.isa}")
+        if record.mr > largest("mr") or record.nv > largest("nv"):
+            raise ValueError(
+                f"log: {record.name} does not fit a plan, of which tiles have up to "
+                f"{largest('mr')} rows and {largest('nv')} vectors"
+            )
     return table
 
 
@@ -171,9 +177,7 @@ def _library(target_text: str) -> OperatorLibrary:
 def functions(machine: Machine, table: CostTable) -> Functions:
     """All functions of the library, not yet compiled."""
     defined = Functions()
-    # the tiles on B in place cost what those on packed B do, plus the traffic
-    in_place = [replace(r, in_place_b=True) for r in table.tasks if not r.packed_a]
-    records = [*table.tasks, *in_place]
+    records = list(table.tasks)
     errors.emit(defined)
     tensors.emit(defined)
     product.emit(defined)

@@ -7,66 +7,105 @@ measured plans needs the counts; the planner sums the same terms without forming
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
+from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
 from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.records import Form
+from tvm_moonpoly.planner.groups import (
+    Product,
+    balanced,
+    blocks_of,
+    ceil_div,
+    main_form,
+    near,
+    sources,
+    tail_form,
+)
 from tvm_moonpoly.planner.plan import BMode, Plan
-from tvm_moonpoly.planner.spec import Product, balanced, ceil_div
-
-#: ("start" | "step", rows, vectors, packed_a) for a task, or (field of Traffic,).
-Entry = tuple[object, ...]
 
 
-def counts(product: Product, plan: Plan, machine: Machine) -> Counter[Entry]:
+class Task(NamedTuple):
+    """A task of a micro-kernel, over ``depth`` steps."""
+
+    mr: int
+    nv: int
+    form: Form
+    residency: Residency
+    depth: int
+
+
+#: A task, or the name of a field of `Traffic`.
+Entry = Task | str
+
+
+def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> Counter[Entry]:
     """How often each entry of the cost table enters the cost of ``plan``, for one batch entry.
 
-    Raises ValueError when the last panel is partial: the planner charges it by an estimate.
+    ``table`` only tells how high the tiles of the partial panel are.
     """
-    if product.n % machine.lanes and plan.b_mode != BMode.STREAM:
-        raise ValueError(f"product: n = {product.n} must be whole panels of {machine.lanes} lanes")
     m, n, k, lanes = product.m, product.n, product.k, machine.lanes
     if plan.b_mode == BMode.STREAM:
         if product.b_mode == BMode.DIRECT:
-            return Counter({("axpy_start",): m, ("axpy_step",): m * k * ceil_div(n, lanes)})
-        return Counter({("dot_start",): m * n, ("dot_step",): m * n * ceil_div(k, lanes)})
+            vectors, rest = divmod(n, lanes)
+            steps: dict[Entry, int] = {"axpy_step": m * k * vectors, "axpy_rest": m * k * rest}
+            return Counter({"axpy_start": m * k, **steps})
+        vectors, rest = divmod(k, lanes)
+        steps = {"dot_step": m * n * vectors, "dot_rest": m * n * rest}
+        return Counter({"dot_start": m * n, **steps})
     panels = n // lanes
-    k_blocks = max(ceil_div(k, plan.kc), 1) if plan.kc else 1
-    depth = ceil_div(k, k_blocks)
-    m_blocks = ceil_div(m, plan.mc) if plan.mc else 1
-    rows = ceil_div(m, m_blocks)
-    blocks = k_blocks * m_blocks
+    blocks = blocks_of(product, plan.kc, plan.mc)
+    found = sources(product, plan.b_mode, blocks, machine)
+    block_count = blocks.k_blocks * blocks.m_blocks
     total: Counter[Entry] = Counter()
 
-    def group(nv: int, mr: int, packed: bool, times: int) -> None:
+    def group(mr: int, nv: int, form: Form, times: int) -> None:
         """``times`` groups of ``nv`` panels over all rows and the whole reduction."""
-        small, large, tiles = balanced(rows, mr)
-        for height, number in ((small, tiles - large), (small + 1, large)):
-            if number:
-                total["start", height, nv, packed] += times * blocks * number
-                total["step", height, nv, packed] += times * blocks * number * depth
-        once = times * nv * k * (m_blocks if n * depth * 4 > machine.l2_bytes // 2 else 1)
-        if plan.b_mode == BMode.DIRECT:
-            total["b_direct",] += once
-        if plan.b_mode != BMode.PACKED:
-            if n * k * 4 > machine.l3_bytes // 2:
-                total["b_memory",] += once
-            elif n * k * 4 > machine.l2_bytes // 2:
-                total["b_l3",] += once
-        # packed A streams at full speed from wherever it lies
-        if not packed and rows * depth * 4 > machine.l2_bytes // 2:
-            total["a_l3",] += times * m * k
-        elif not packed and rows * depth * 4 > machine.l1_bytes // 2:
-            total["a_l2",] += times * m * k
-        if nv * lanes * depth * 4 > machine.l1_bytes // 2:
-            total["b_l2",] += times * nv * depth * tiles * blocks
+        near_b = near(nv, blocks.depth, found.far, machine)
+        small, large, tiles = balanced(blocks.rows, mr)
+
+        def tasks(height: int, b: Level, number: int) -> None:
+            task = Task(height, nv, form, Residency(found.a, b), blocks.depth)
+            total[task] += times * number
+
+        if large:
+            tasks(small + 1, near_b, block_count * large)
+        tasks(small, near_b, block_count * (tiles - large))
+        first = small + 1 if large else small
+        repeated = blocks.k_blocks * (blocks.m_blocks - 1)
+        for b, number in ((found.far, blocks.k_blocks), (found.again, repeated)):
+            tasks(first, b, number)
+            tasks(first, near_b, -number)
+        total["tile"] += times * block_count * tiles
+        total["group"] += times * block_count
 
     main = (panels - plan.tail_nv) // plan.nv
-    group(plan.nv, plan.mr, plan.pack_a, main)
+    group(plan.mr, plan.nv, main_form(plan.pack_a, plan.b_mode), main)
     if plan.tail_nv:
-        group(plan.tail_nv, plan.tail_mr, False, 1)
-    total["c_block",] += panels * m * (k_blocks - 1)
+        group(plan.tail_mr, plan.tail_nv, tail_form(plan.b_mode), 1)
+    if n % lanes:
+        group(table.edge_height(lanes), 1, Form.PLAIN, 1)
+        total["edge_row"] += m * blocks.k_blocks
+    total["c_block"] += panels * m * (blocks.k_blocks - 1)
+    if plan.b_mode == BMode.DIRECT:
+        total["b_direct"] += panels * k
     if plan.pack_a:
-        total["pack_a",] += m * k * (ceil_div(main, plan.nc) if plan.nc else 1)
+        total["pack_a"] += m * k * (ceil_div(main, plan.nc) if plan.nc else 1)
     if plan.b_mode == BMode.PACKED:
         packing = "pack_rows" if product.b_mode == BMode.DIRECT else "pack_columns"
-        total[packing,] += k * ceil_div(n, lanes)
-    return total
+        total[packing] += k * ceil_div(n, lanes)
+    return Counter({entry: count for entry, count in total.items() if count})
+
+
+def price(entry: Entry, table: CostTable) -> int:
+    """Picoseconds of one entry."""
+    if isinstance(entry, Task):
+        task = table.task(entry.mr, entry.nv, entry.form)
+        return task.at(entry.residency, entry.depth)
+    return int(getattr(table.traffic, entry))
+
+
+def priced(product: Product, plan: Plan, machine: Machine, table: CostTable) -> int:
+    """Picoseconds of any valid plan, on one core and for one batch entry."""
+    entered = counts(product, plan, machine, table)
+    return sum(count * price(entry, table) for entry, count in entered.items())

@@ -1,7 +1,7 @@
 """The planner as a native function: the specification in `spec`, emitted as TensorIR.
 
-The cost table is folded into the code as constants. Every step has its twin in `spec`, under the
-same name; a test compares their decisions on thousands of shapes.
+The costs of tasks lie in memory, the others are folded into the code as constants. Every step has
+its twin in `spec` or in `groups`; a test compares their decisions on thousands of shapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tvm_moonpoly.emit import (
     Functions,
     Pointer,
     as_int,
-    balanced,
     ceil_div,
     cell,
     div,
@@ -29,8 +28,11 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.records import Form
+from tvm_moonpoly.planner import native_groups
+from tvm_moonpoly.planner.groups import main_form
+from tvm_moonpoly.planner.native_groups import INFINITE, Layout
 from tvm_moonpoly.planner.plan import FIELDS, BMode, Plan
-from tvm_moonpoly.planner.spec import INFINITE
 
 #: The product at hand, as parameters of the native functions.
 _PRODUCT = {"m": INT, "n": INT, "k": INT, "b_mode": INT}
@@ -38,164 +40,99 @@ _PRODUCT = {"m": INT, "n": INT, "k": INT, "b_mode": INT}
 
 def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
     """Define ``moonpoly_plan(m, n, k, batch, b_mode, out)``; out[0] is the encoded plan."""
-    for packed in (False, True):
-        for nv in table.widths(packed):
-            _emit_tallest(functions, nv, packed, table)
-    for packed in sorted({blocks.pack_a for blocks in BLOCKINGS}):
-        _emit_with_blocks(functions, packed, machine, table)
-    _emit_plan(functions, machine, table)
+    layout = Layout(table)
+    native_groups.emit(functions, layout, machine, table)
+    for form in Form:
+        _emit_with_blocks(functions, form, layout, machine, table)
+    _emit_plan(functions, layout, machine, table)
 
 
-def _tallest_name(nv: int, packed: bool) -> str:
-    return f"moonpoly_tallest_{nv}{'p' if packed else ''}"
-
-
-def _emit_tallest(functions: Functions, nv: int, packed: bool, table: CostTable) -> None:
-    """found[0..2] = the cheapest height's cost, the height, the tiles."""
-
-    @functions.private(_tallest_name(nv, packed), rows=INT, depth=INT, found=INTS)
-    def _(rows: Expr, depth: Expr, found: Pointer) -> None:
-        heights = table.heights(nv, packed)
-        costs = scratch(len(heights) + 2, INT)
-        for h in heights:
-            cost = table.task(h, nv, packed)
-            costs[h] = as_int(cost.start) + as_int(cost.step) * depth
-        # read, and multiplied by no tiles, when all tiles have the greatest height
-        costs[len(heights) + 1] = as_int(0)
-        best, best_mr, best_tiles = as_int(INFINITE), as_int(1), as_int(1)
-        for mr in heights:
-            small, large, tiles = balanced(rows, mr, keep=cell)
-            cost = cell((tiles - large) * costs[small] + large * costs[small + 1])
-            better = cost < best
-            best = cell(select(better, cost, best))
-            best_mr = cell(select(better, mr, best_mr))
-            best_tiles = cell(select(better, tiles, best_tiles))
-        found[0] = best
-        found[1] = best_mr
-        found[2] = best_tiles
-
-
-def _blocks_name(packed: bool) -> str:
-    return f"moonpoly_with_blocks{'_packed' if packed else ''}"
+def _blocks_name(form: Form) -> str:
+    return f"moonpoly_with_blocks_{form.name.lower()}"
 
 
 def _emit_with_blocks(
-    functions: Functions, pack_a: bool, machine: Machine, table: CostTable
+    functions: Functions, main: Form, layout: Layout, machine: Machine, table: CostTable
 ) -> None:
-    """One blocking: best[0], best[1] = cost and plan, if a plan of it is cheaper."""
+    """One blocking whose main region is of the form ``main``, B being read in ``mode``:
+    best[0], best[1] = cost and plan, if a plan of it is cheaper."""
     lanes, traffic = machine.lanes, table.traffic
+    pack_a, in_place = main == Form.PACKED_A, main == Form.IN_PLACE_B
+    tails = Form.PLAIN if pack_a else main
+    highest = max(record.mr for record in table.tasks)
 
-    @functions.private(_blocks_name(pack_a), **_PRODUCT, kc=INT, mc=INT, best=INTS)
-    def _(m: Expr, n: Expr, k: Expr, b_mode: Expr, kc: Expr, mc: Expr, best: Pointer) -> None:
+    @functions.private(
+        _blocks_name(main), **_PRODUCT, mode=INT, kc=INT, mc=INT, costs=native_groups.COSTS,
+        best=INTS,
+    )  # fmt: skip
+    def _(
+        m: Expr,
+        n: Expr,
+        k: Expr,
+        b_mode: Expr,
+        mode: Expr,
+        kc: Expr,
+        mc: Expr,
+        costs: Pointer,
+        best: Pointer,
+    ) -> None:
         panels = cell(div(n, lanes))
-        k_blocks = cell(maximum(ceil_div(k, _or_all(kc)), 1))
-        depth = cell(ceil_div(k, k_blocks))
-        m_blocks = cell(ceil_div(m, _or_all(mc)))
-        rows = cell(ceil_div(m, m_blocks))
-        block_count = cell(k_blocks * m_blocks)
-        a_bytes = cell(rows * depth * 4)
-        a_again = cell(
-            select(
-                a_bytes > machine.l2_bytes // 2,
-                m * k * traffic.a_l3,
-                select(a_bytes > machine.l1_bytes // 2, m * k * traffic.a_l2, 0),
-            )
-        )
-        # all of a group's cost but the first touch of B, which depends on where B is read
-        groups: dict[tuple[bool, int], tuple[Expr, Expr]] = {}
-        for packed in (False, True) if pack_a else (False,):
-            for nv in table.widths(packed):
-                found = scratch(3, INT)
-                functions[_tallest_name(nv, packed)](rows, depth, found.at(0))
-                again = select(
-                    as_int(nv * lanes * 4) * depth > machine.l1_bytes // 2,
-                    as_int(nv * traffic.b_l2) * depth * found[2] * block_count,
-                    0,
-                )
-                cost = found[0] * block_count + again
-                groups[packed, nv] = cell(cost if packed else cost + a_again), cell(found[1])
-        edge = as_int(traffic.edge_row) * m * k_blocks
-        c_again = cell(as_int(traffic.c_block) * panels * m * (k_blocks - 1))
-
-        def with_mode(mode: Expr) -> None:
-            b_once = cell(k * _first_touch(n * k * 4, mode, machine, table))
-            far = n * depth * 4 > machine.l2_bytes // 2
-            b_once = cell(select(far, b_once * m_blocks, b_once))
-            costs = {
-                (packed, nv): (cell(cost + b_once * nv), mr)
-                for (packed, nv), (cost, mr) in groups.items()
-            }
-            partial = select(n - panels * lanes > 0, costs[False, 1][0] + edge, 0)
-            per_vector = select(
-                b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns
-            )
-            packing_b = select(mode == int(BMode.PACKED), per_vector * k * ceil_div(n, lanes), 0)
-            common = cell(c_again + partial + packing_b)
-            for nv in table.widths(pack_a):
-                _consider_width(
-                    nv, pack_a, mode, (m, k, panels, depth, kc, mc), common, costs, best,
-                    machine, table,
-                )  # fmt: skip
-
-        if pack_a:  # only where B is packed as well
-            with_mode(cell(select(b_mode == int(BMode.DIRECT), int(BMode.PACKED), b_mode)))
+        blocks = native_groups.blocks_of(m, n, k, kc, mc, mode, machine, highest)
+        groups = {
+            (form, nv): native_groups.group(functions, nv, form, costs, blocks, layout, machine)
+            for form in dict.fromkeys((tails, main))
+            for nv in table.widths(form)
+        }
+        common = scratch(1, INT)
+        common[0] = as_int(traffic.c_block) * panels * m * (blocks.k_blocks - 1)
+        if in_place:
+            common[0] = common[0] + as_int(traffic.b_direct) * panels * k
         else:
-            with_mode(b_mode)
-            with when(b_mode == int(BMode.DIRECT)):
-                with_mode(as_int(int(BMode.PACKED)))
+            common[0] = common[0] + _packing(b_mode, mode, k, n, machine, table)
+        with when(n - panels * lanes > 0):
+            edge = native_groups.edge_group(functions, costs, blocks, layout, machine)
+            common[0] = common[0] + edge + as_int(traffic.edge_row) * m * blocks.k_blocks
+        shared = cell(common[0])
 
+        def consider(nv: int, tail: Expr, tail_cost: Expr, tail_mr: Expr) -> None:
+            """Main groups of ``nv`` panels, with this tail."""
+            main_cost, mr = groups[main, nv]
+            count = cell(div(panels - tail, nv))
+            nc, n_blocks = column_blocks(mode, count, nv, blocks.depth, machine)
+            cost = shared + main_cost * count + tail_cost
+            if pack_a:
+                cost = cost + as_int(traffic.pack_a) * m * k * n_blocks
+            cost = cell(cost)
+            with when(cost < best[0]):
+                best[0] = cost
+                best[1] = encode(
+                    {
+                        "nv": as_int(nv),
+                        "mr": mr,
+                        "tail_nv": tail,
+                        "tail_mr": tail_mr,
+                        "pack_a": as_int(int(pack_a)),
+                        "b_mode": mode,
+                        "kc": kc,
+                        "mc": mc,
+                        "nc": nc,
+                        "splits_m": as_int(1),
+                        "splits_n": as_int(1),
+                        "workers": as_int(1),
+                    }
+                )
 
-def _consider_width(
-    nv: int,
-    pack_a: bool,
-    mode: Expr,
-    sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr],
-    common: Expr,
-    costs: dict[tuple[bool, int], tuple[Expr, Expr]],
-    best: Pointer,
-    machine: Machine,
-    table: CostTable,
-) -> None:
-    """Main groups of ``nv`` panels, with each tail that is possible."""
-    m, k, panels, depth, kc, mc = sizes
-    main_cost, mr = costs[pack_a, nv]
-    narrow = cell(panels - div(panels, nv) * nv)
-
-    def consider(tail: Expr, tail_cost: Expr, tail_mr: Expr) -> None:
-        count = cell(div(panels - tail, nv))
-        nc, n_blocks = column_blocks(mode, count, nv, depth, machine)
-        cost = common + main_cost * count + tail_cost
-        if pack_a:
-            cost = cost + as_int(table.traffic.pack_a) * m * k * n_blocks
-        cost = cell(cost)
-        with when(cost < best[0]):
-            best[0] = cost
-            best[1] = encode(
-                {
-                    "nv": as_int(nv),
-                    "mr": mr,
-                    "tail_nv": tail,
-                    "tail_mr": tail_mr,
-                    "pack_a": as_int(int(pack_a)),
-                    "b_mode": mode,
-                    "kc": kc,
-                    "mc": mc,
-                    "nc": nc,
-                    "splits_m": as_int(1),
-                    "splits_n": as_int(1),
-                    "workers": as_int(1),
-                }
-            )
-
-    cost_of, mr_of = as_int(0), as_int(0)
-    for width in range(1, nv):
-        cost_of = select(narrow == width, costs[False, width][0], cost_of)
-        mr_of = select(narrow == width, costs[False, width][1], mr_of)
-    consider(narrow, cell(cost_of), cell(mr_of))
-    for width in range(nv + 1, 2 * nv):
-        if (False, width) in costs:
-            with when(tirx.all(narrow == width - nv, panels >= width)):
-                consider(as_int(width), *costs[False, width])
+        for nv in table.widths(main):
+            narrow = cell(panels - div(panels, nv) * nv)
+            cost_of, mr_of = as_int(0), as_int(0)
+            for width in range(1, nv):
+                cost_of = select(narrow == width, groups[tails, width][0], cost_of)
+                mr_of = select(narrow == width, groups[tails, width][1], mr_of)
+            consider(nv, narrow, cell(cost_of), cell(mr_of))
+            for width in range(nv + 1, 2 * nv):
+                if (tails, width) in groups:
+                    with when(tirx.all(narrow == width - nv, panels >= width)):
+                        consider(nv, as_int(width), *groups[tails, width])
 
 
 #: For packed weights, and for two operands that change.
@@ -204,25 +141,41 @@ _UNPLANNED = tuple(
 )
 
 
-def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None:
+def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: CostTable) -> None:
     @functions.separate("moonpoly_plan", m=INT, n=INT, k=INT, batch=INT, b_mode=INT, out=INTS)
     def _(m: Expr, n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Pointer) -> None:
+        costs = native_groups.bind_costs(layout)
         best = scratch(2, INT)
         best[0] = as_int(INFINITE)
         # a valid plan, should all costs of a forged table overflow
         best[1] = select(b_mode == int(BMode.PREPACKED), *_UNPLANNED)
 
+        def weigh(blocks: BlockSizes, form: Form, mode: Expr) -> None:
+            functions[_blocks_name(form)](
+                m, n, k, b_mode, mode, blocks.kc, blocks.mc, costs.at(0), best.at(0)
+            )
+
+        prepacked = b_mode == int(BMode.PREPACKED)
+        mode = cell(select(prepacked, int(BMode.PREPACKED), int(BMode.PACKED)))
+        streamed = scratch(1, INT)
+        streamed[0] = as_int(INFINITE)
+        with when(b_mode != int(BMode.PREPACKED)):
+            streamed[0] = _streamed(m, n, k, b_mode, machine, table)
+        stream = cell(streamed[0])
+        packing = cell(_packing(b_mode, mode, k, n, machine, table))
+
         for blocks in BLOCKINGS:
             applies = _applies(blocks, m, k)
             with nullcontext() if applies is None else when(applies):
-                functions[_blocks_name(blocks.pack_a)](
-                    m, n, k, b_mode, blocks.kc, blocks.mc, best.at(0)
-                )
-        with when(b_mode != int(BMode.PREPACKED)):
-            cost = cell(_streamed(m, n, k, b_mode, machine, table))
-            with when(cost < best[0]):
-                best[0] = cost
-                best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.STREAM).encode())
+                if not blocks.pack_a:
+                    with when(b_mode == int(BMode.DIRECT)):
+                        weigh(blocks, Form.IN_PLACE_B, as_int(int(BMode.DIRECT)))
+                # where packing B alone costs as much, no plan that does it is taken
+                with when(tirx.all(packing < best[0], packing <= stream)):
+                    weigh(blocks, main_form(blocks.pack_a, BMode.PACKED), mode)
+        with when(stream < best[0]):
+            best[0] = stream
+            best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.STREAM).encode())
         out[0] = best[1]
         cores = min(machine.cores, 63)
         if cores > 1:
@@ -230,10 +183,25 @@ def _emit_plan(functions: Functions, machine: Machine, table: CostTable) -> None
                 out[0] = _shared_out(best[1], m, n, batch, cores, machine.lanes)
 
 
+def _packing(
+    b_mode: Expr, mode: Expr, k: Expr, n: Expr, machine: Machine, table: CostTable
+) -> Expr:
+    """What packing B costs, where ``mode`` says that it is packed."""
+    traffic = table.traffic
+    per_vector = select(b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns)
+    whole = per_vector * k * ceil_div(n, machine.lanes)
+    return select(mode == int(BMode.PACKED), whole, 0)
+
+
 def _streamed(m: Expr, n: Expr, k: Expr, b_mode: Expr, machine: Machine, table: CostTable) -> Expr:
     traffic, lanes = table.traffic, machine.lanes
-    axpy = m * (as_int(traffic.axpy_start) + as_int(traffic.axpy_step) * k * ceil_div(n, lanes))
-    dot = m * n * (as_int(traffic.dot_start) + as_int(traffic.dot_step) * ceil_div(k, lanes))
+
+    def each(size: Expr, step: int, rest: int) -> Expr:
+        vectors = cell(div(size, lanes))
+        return as_int(step) * vectors + as_int(rest) * (size - vectors * lanes)
+
+    axpy = m * k * (traffic.axpy_start + each(n, traffic.axpy_step, traffic.axpy_rest))
+    dot = m * n * (traffic.dot_start + each(k, traffic.dot_step, traffic.dot_rest))
     return select(b_mode == int(BMode.DIRECT), axpy, dot)
 
 
@@ -244,26 +212,6 @@ def _applies(blocks: BlockSizes, m: Expr, k: Expr) -> Expr | None:
     if blocks.mc:
         conditions.append(m > blocks.mc)
     return tirx.all(*conditions) if conditions else None
-
-
-def _or_all(size: Expr) -> Expr:
-    """A block size, where 0 stands for all."""
-    return cell(select(size == 0, 1 << 40, size))
-
-
-def _first_touch(size: Expr, mode: Expr, machine: Machine, table: CostTable) -> Expr:
-    traffic = table.traffic
-    size = cell(size)
-    far = select(
-        size > machine.l3_bytes // 2,
-        traffic.b_memory,
-        select(size > machine.l2_bytes // 2, traffic.b_l3, 0),
-    )
-    return select(
-        mode == int(BMode.PACKED),
-        0,
-        far + select(mode == int(BMode.DIRECT), traffic.b_direct, 0),
-    )
 
 
 def column_blocks(

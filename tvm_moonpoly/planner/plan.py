@@ -44,6 +44,12 @@ FIELDS = {
 assert sum(bits for bits, _ in FIELDS.values()) <= 63
 
 
+def largest(name: str) -> int:
+    """The largest number that the field ``name`` holds."""
+    bits, unit = FIELDS[name]
+    return ((1 << bits) - 1) * unit
+
+
 @dataclass(frozen=True)
 class Plan:
     """How ``C[m, n] = A @ B`` is cut and tiled.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tvm_moonpoly.logs import encode
-from tvm_moonpoly.logs.lines import decode
+from tvm_moonpoly.logs.lines import MAX_LINE, decode
 
 VERSION = 1
 
@@ -82,6 +82,7 @@ class Journal:
             self._read(header, anew)
         except OSError as error:
             self._give_up(error)
+            self._read_what_there_is(header)
 
     def once(self, kind: str, key: Key, measure: Callable[[], Any]) -> Any:
         """The entry's value; measured by ``measure`` and written down when it is not there yet.
@@ -164,6 +165,15 @@ class Journal:
             self._append(header)
         self._take(entries[1:])
 
+    def _read_what_there_is(self, header: dict[str, Any]) -> None:
+        """The entries of a file that cannot be written, where it can be read."""
+        try:
+            entries, _ = _parsed(self.path.read_bytes())
+        except OSError:
+            return
+        if entries[:1] == [header]:
+            self._take(entries[1:])
+
     def _take(self, entries: Iterable[Mapping[str, Any]]) -> None:
         for entry in entries:
             try:
@@ -190,6 +200,22 @@ class Journal:
         _log.warning("%s: cannot be written (%s): this run cannot be resumed", self.path, error)
         with contextlib.suppress(OSError):
             self.close()
+
+
+def origin_of(path: Path) -> dict[str, Any]:
+    """The origin that the journal at ``path`` is of.
+
+    Raises OSError when there is none, ValueError when it does not begin with a header.
+    """
+    with path.open("rb") as file:
+        first = file.readline(MAX_LINE + 1)
+    try:
+        origin = decode(first.rstrip(b"\n")).get("origin")
+    except ValueError as error:
+        raise ValueError(f"journal: {path} is none: {error}") from error
+    if not isinstance(origin, dict):
+        raise ValueError(f"journal: {path} does not begin with a header")
+    return origin
 
 
 def _opened(path: Path) -> IO[bytes]:

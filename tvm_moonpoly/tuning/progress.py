@@ -45,6 +45,10 @@ class Display:
         self._what, self._total = what, total
         self._show()
 
+    def more(self, what: str, count: int) -> None:
+        """What is being done now, ``count`` measurements more than there are."""
+        self.phase(what, self._done + count)
+
     def measured(self, gigaflops: float | None, new: bool) -> None:
         """One more measurement is there; ``new`` unless it was so before this session."""
         self._done += 1

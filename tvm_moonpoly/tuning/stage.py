@@ -1,38 +1,47 @@
-"""The tuning stage of this machine: search every tile's schedule, then measure its tasks.
+"""The tuning stage of a machine: search, measure, learn, and write the tuning log.
 
-``python -m tvm_moonpoly.tuning.stage``. What is found is in the stage's journal, see `steps.read`.
+``python -m tvm_moonpoly.tuning.stage``. What is measured is in the stage's journal, see
+`findings.read`.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tvm
 from rich.console import Console
 from rich.table import Table
 from tvm.target import Target
 
-import tvm_moonpoly
-from tvm_moonpoly import logs, microkernels
-from tvm_moonpoly.machine import Machine, detect_target
+from tvm_moonpoly import logs, operators, verbosity
+from tvm_moonpoly.cli import targets
+from tvm_moonpoly.cli.command import UserError, sentence
+from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.records import Record
-from tvm_moonpoly.tuning import kernel_loop, lab, regions, trials
-from tvm_moonpoly.tuning.journal import Busy, Journal
-from tvm_moonpoly.tuning.lab import Lab
-from tvm_moonpoly.tuning.processes import WorkerError
+from tvm_moonpoly.tuning import findings, options
+from tvm_moonpoly.tuning.conclusion import Files, conclude
+from tvm_moonpoly.tuning.findings import Found
+from tvm_moonpoly.tuning.journal import Busy, Journal, origin_of
+from tvm_moonpoly.tuning.learning import learn
+from tvm_moonpoly.tuning.learning.learn import Learned
+from tvm_moonpoly.tuning.measuring.fleet import Fleet, FleetError
+from tvm_moonpoly.tuning.measuring.lab import Lab
+from tvm_moonpoly.tuning.measuring.plan_lab import PlanLab
+from tvm_moonpoly.tuning.measuring.processes import WorkerError
+from tvm_moonpoly.tuning.origin import machine_of, origin
 from tvm_moonpoly.tuning.progress import Display, duration
-from tvm_moonpoly.tuning.search import CostModel, Effort, Measure, search
-from tvm_moonpoly.tuning.steps import QUICK, Found, Settings, Stage, Tile
+from tvm_moonpoly.tuning.report import TILE_COLUMNS, tile_row
+from tvm_moonpoly.tuning.searching.search import CostModel, Effort, Measure, search
+from tvm_moonpoly.tuning.settings import QUICK, Settings
+from tvm_moonpoly.tuning.steps import Stage
 
 #: Exit codes: done, cannot be done, interrupted.
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -40,39 +49,40 @@ DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stage; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = options.parsed(argv)
     console = Console()
     settings = QUICK if arguments.quick else Settings()
     given = {"budget": arguments.budget, "trials": arguments.trials, "seed": arguments.seed}
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
+    if arguments.rpc is not None:
+        settings = replace(settings, busy=False)
     try:
-        return _run(arguments, settings, console)
-    except (Busy, ImportError, OSError, ValueError, WorkerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        target = targets.parsed(arguments.target)
+        with _bench(arguments, target) as bench:
+            return _run(arguments, settings, console, target, bench)
+    except BrokenPipeError:
+        raise  # of whoever called
+    except (Busy, FleetError, ImportError, WorkerError) as error:
+        # what these say is meant for the user
+        return _failed(UserError(str(error)))
+    except (OSError, UserError, ValueError) as error:
+        return _failed(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
-def journal_path(machine: Machine) -> Path:
-    """Where the journal lies by default: beside the folder of the user's tuning logs."""
-    name = logs.of_machine(machine).parent.name
+def _failed(error: Exception) -> int:
+    if verbosity.level() == verbosity.LEVELS["debug"]:
+        traceback.print_exc()
+    print(f"error: {sentence(error)}", file=sys.stderr)
+    return FAILED
+
+
+def journal_path(machine: Machine, rpc: bool = False) -> Path:
+    """Where the journal lies by default: beside the folder of the user's tuning logs. What was
+    measured by ``rpc`` has one of its own."""
+    name = logs.of_machine(machine).parent.name + (".rpc" if rpc else "")
     return logs.folders()[0].parent / "tuning" / f"{name}.journal.jsonl"
-
-
-def origin(machine: Machine) -> dict[str, Any]:
-    """What measurements depend on: the machine, the kernels' sources, what is timed and how."""
-    digest = hashlib.sha256()
-    kernels = sorted(Path(microkernels.__path__[0]).glob("*.py"))
-    for path in [*kernels, *(Path(str(m.__file__)) for m in (kernel_loop, lab, regions, trials))]:
-        digest.update(path.read_bytes())
-    described = asdict(machine)
-    return {
-        **{name: described[name] for name in ("mcpu", "isa", "cores")},
-        **{name: described[name] for name in ("l1_bytes", "l2_bytes", "l3_bytes")},
-        "features": sorted(machine.features),
-        "tvm": tvm.__version__,
-        "package": tvm_moonpoly.__version__,
-        "sources": digest.hexdigest()[:16],
-    }
 
 
 def forms(machine: Machine, tiles: Sequence[tuple[int, int]] | None = None) -> list[Record]:
@@ -92,38 +102,89 @@ def forms(machine: Machine, tiles: Sequence[tuple[int, int]] | None = None) -> l
     return chosen
 
 
-def _run(arguments: argparse.Namespace, settings: Settings, console: Console) -> int:
-    target = detect_target()
-    machine = Machine.from_target(target)
+def _bench(arguments: argparse.Namespace, target: Target) -> Lab | Fleet:
+    """What measures: this machine, or those behind a tracker."""
+    if arguments.rpc is None:
+        return Lab(Machine.from_target(target))
+    return Fleet(arguments.rpc, arguments.key, target, same_cpu=arguments.target is None)
+
+
+def _run(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    console: Console,
+    target: Target,
+    bench: Lab | Fleet,
+) -> int:
+    machine = bench.machine
+    path = arguments.journal or journal_path(machine, rpc=arguments.rpc is not None)
+    learn.load()
+    if arguments.no_measure:
+        # of whatever machine it is
+        machine = machine_of(origin_of(path))
+        journal = Journal(path, origin(machine), read_only=True)
+    else:
+        model = CostModel(arguments.cost_model)
+        journal = Journal(path, origin(machine), anew=arguments.restart)
     wanted = forms(machine, arguments.tiles)
-    path = arguments.journal or journal_path(machine)
-    model = CostModel(arguments.cost_model)
-    journal = Journal(path, origin(machine), anew=arguments.restart)
     with _interruptible(), journal:
-        seconds_left: Callable[[], float] = lambda: settings.budget - journal.spent()  # noqa: E731
-        if journal.spent_before:
-            _say(console, f"{path}: goes on after {duration(journal.spent_before)}")
         try:
-            with Lab(machine) as bench, Display(console, seconds_left) as display:
-                stage = Stage(
-                    machine,
-                    journal,
-                    settings,
-                    bench,
-                    bench.reference,
-                    _search(machine, target, model, settings),
-                    display,
-                )
-                found = stage.run(wanted)
+            if arguments.no_measure:
+                found = findings.read(journal, machine)
+            else:
+                search = _search(machine, target, model, settings, bench.width)
+                found = _measured(bench, journal, settings, search, wanted, arguments, console)
+            _report(console, found, machine, len(wanted), path)
+            if arguments.tiles:
+                _say(console, "no tuning log is written: that takes the whole family of tiles")
+                return DONE
+            files = Files(arguments.output or logs.of_machine(machine))
+            _say(console, "learning")
+            seconds = journal.spent if not arguments.no_measure else lambda: journal.spent_before
+            learned = conclude(found, machine, settings, seconds, files)
         except KeyboardInterrupt:
             _say(console, f"stopped: what was measured is kept in {path}, the same command goes on")
             return INTERRUPTED
-        _report(console, found, stage, len(wanted), path)
+    _say_learned(console, learned, files, target)
     return DONE
 
 
-def _search(machine: Machine, target: Target, model: CostModel, settings: Settings) -> Any:
-    effort = Effort(settings.trials, settings.batch)
+def _measured(
+    bench: Lab | Fleet,
+    journal: Journal,
+    settings: Settings,
+    search: Any,
+    wanted: Sequence[Record],
+    arguments: argparse.Namespace,
+    console: Console,
+) -> Found:
+    if journal.spent_before:
+        _say(console, f"{journal.path}: goes on after {duration(journal.spent_before)}")
+    seconds_left: Callable[[], float] = lambda: settings.budget - journal.spent()  # noqa: E731
+
+    def plan_lab(records: Sequence[Record], name: str) -> PlanLab:
+        assert isinstance(bench, Lab)
+        return PlanLab(bench.first, records, name)
+
+    with Display(console, seconds_left) as display:
+        stage = Stage(
+            bench.machine,
+            journal,
+            settings,
+            bench.many,
+            bench.reference,
+            search,
+            display,
+            plan_lab if isinstance(bench, Lab) and not arguments.tiles else None,
+        )
+        return stage.run(wanted)
+
+
+def _search(
+    machine: Machine, target: Target, model: CostModel, settings: Settings, width: int
+) -> Any:
+    # as many at a time as are measured at a time
+    effort = Effort(settings.trials, max(settings.batch, width))
 
     def bound(
         form: Record,
@@ -150,95 +211,35 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _report(console: Console, found: Found, stage: Stage, wanted: int, path: Path) -> None:
-    table = Table("tile", "default GFLOP/s", "tuned GFLOP/s", "ratio", "decisions")
+def _report(console: Console, found: Found, machine: Machine, wanted: int, path: Path) -> None:
+    table = Table(*TILE_COLUMNS)
     for tile in found.tiles:
-        table.add_row(*_row(tile, stage))
+        table.add_row(*tile_row(tile, machine, found.reference))
     console.print(table)
     missing = wanted - len(found.tiles)
     left = f"; {missing} tiles were not searched, the budget is spent" if missing else ""
-    _say(console, f"{len(found.samples)} tasks measured{left}; written to {path}")
+    plans = f" and {len(found.plans.samples)} plans" if found.plans else ""
+    _say(console, f"{len(found.samples)} tasks{plans} measured{left}; written to {path}")
+
+
+def _say_learned(console: Console, learned: Learned, files: Files, target: Target) -> None:
+    """How good the model is, where it was written, and which log serves this machine now."""
+    tasks, plans = learned.held_out
+    errors = f"tasks {tasks.median:.1%} (90th percentile {tasks.tenth:.1%})"
+    if plans is not None:
+        errors += f", plans {plans.errors.median:.1%} ({plans.errors.tenth:.1%})"
+    _say(console, f"held-out errors: {errors}; the report is {files.report}")
+    try:
+        _, log, _ = operators.described(target)
+    except LookupError as error:
+        _say(console, f"no tuning log is in use: {error}")
+    else:
+        _say(console, f"tuning log in use: {log.origin}")
 
 
 def _say(console: Console, line: str) -> None:
     """A line as it is: a path in it is neither wrapped nor marked up."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _row(tile: Tile, stage: Stage) -> tuple[str, ...]:
-    form = tile.default.record
-    name = f"{form.mr}x{form.nv * stage.machine.lanes}" + (" packed A" if form.packed_a else "")
-    default, best = stage.gigaflops(tile.default), stage.gigaflops(tile.best)
-    if default is None or best is None:
-        return name, "failed", "", "", str(tile.default.error or tile.best.error)
-    decisions = ", ".join(f"{n}={choice}" for n, choice in tile.best.record.decisions.items())
-    return (
-        name,
-        f"{default:.1f}",
-        f"{best:.1f}",
-        f"{best / default:.3f}",
-        decisions or "the default ones",
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="moonpoly tune",
-        description="Search the schedules of this machine's micro-kernels and measure their tasks.",
-        epilog="A stage that was stopped goes on where it was: run the same command again.",
-    )
-    parser.add_argument(
-        "--budget",
-        type=seconds,
-        metavar="TIME",
-        help="time for all sessions together, like 90s, 10m or 1h (default: 45m)",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a rough result in less than 3 minutes"
-    )
-    parser.add_argument(
-        "--tiles",
-        type=_tiles,
-        metavar="MxN,...",
-        help="only these tiles, in rows x columns (default: the whole family)",
-    )
-    parser.add_argument("--trials", type=_positive, help="schedules measured for each tile")
-    parser.add_argument("--seed", type=int, help="of the search")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="where measurements are kept")
-    parser.add_argument(
-        "--restart", action="store_true", help="forget what was measured before, and begin anew"
-    )
-    parser.add_argument(
-        "--cost-model",
-        choices=("xgb", "random"),
-        default="xgb",
-        help="what chooses the schedules to measure; random: to see what the model is worth",
-    )
-    return parser
-
-
-def seconds(text: str) -> float:
-    """Seconds of a time like ``90s``, ``10m``, ``1.5h`` or ``600``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time like 90s, 10m or 1h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def _tiles(text: str) -> list[tuple[int, int]]:
-    tiles = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)x(\d+)", part.strip())
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{part!r} is no tile like 4x24")
-        tiles.append((int(match[1]), int(match[2])))
-    return tiles
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -6,40 +6,25 @@ measurements lead to the same search. So a stage that was killed goes on when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Record
-from tvm_moonpoly.tuning import trials
+from tvm_moonpoly.tuning import plan_steps
+from tvm_moonpoly.tuning.findings import Found, Tile, samples_in
 from tvm_moonpoly.tuning.journal import Journal
-from tvm_moonpoly.tuning.processes import WorkerError
+from tvm_moonpoly.tuning.measuring import trials
+from tvm_moonpoly.tuning.measuring.tasks import Sample, Task, samples_of
+from tvm_moonpoly.tuning.measuring.trials import MeasureMany, Trial
+from tvm_moonpoly.tuning.plan_steps import Plans
 from tvm_moonpoly.tuning.progress import Display
-from tvm_moonpoly.tuning.tasks import Sample, Task, Timing, samples_of
-from tvm_moonpoly.tuning.trials import Trial
+from tvm_moonpoly.tuning.searching.search import Measure
+from tvm_moonpoly.tuning.settings import Settings
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How much the stage does. ``budget`` in seconds, of which ``search_share`` is for searching.
-
-    ``trials`` records of each tile are measured at most, ``finalists`` of them and the default one
-    again in ``rounds`` turns. ``thorough``: all tasks, see `tasks.samples_of`.
-    """
-
-    budget: float = 45 * 60.0
-    search_share: float = 0.5
-    trials: int = 32
-    batch: int = 8
-    finalists: int = 3
-    rounds: int = 3
-    thorough: bool = True
-    seed: int = 0
-
-
-#: Three minutes in all, less what starting and ending take.
-QUICK = Settings(budget=165.0, trials=8, batch=4, finalists=1, rounds=1, thorough=False)
+#: Makes what measures the plans of a library: its records, and its name.
+PlanLabs = Callable[[Sequence[Record], str], plan_steps.Lab]
 
 
 class Search(Protocol):
@@ -49,42 +34,9 @@ class Search(Protocol):
         self,
         form: Record,
         known: Mapping[Record, float | None],
-        measure: Callable[[Record], float | None],
+        measure: Measure,
         stop: Callable[[], bool],
     ) -> object: ...
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The outcome of a tile's search: the best record and the default one, measured in turns."""
-
-    best: Trial
-    default: Trial
-    searched: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "record": self.best.record.to_json(),
-            "best": self.best.to_json(),
-            "default": self.default.to_json(),
-            "searched": self.searched,
-        }
-
-    @classmethod
-    def from_json(cls, form: Record, data: Any) -> Tile:
-        """Inverse of `to_json`; raises ValueError on anything else."""
-        record = Record.from_json(data["record"])
-        best = Trial.from_json(record, data["best"])
-        return cls(best, Trial.from_json(form, data["default"]), int(data["searched"]))
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a stage has found so far. ``reference``: nanoseconds of one undisturbed probe step."""
-
-    reference: float
-    tiles: Sequence[Tile]
-    samples: Sequence[Sample]
 
 
 class Stage:
@@ -95,13 +47,16 @@ class Stage:
         machine: Machine,
         journal: Journal,
         settings: Settings,
-        measure_task: trials.MeasureTask,
+        measure: MeasureMany,
         reference: Callable[[], float],
         search: Search,
         display: Display,
+        plan_labs: PlanLabs | None = None,
     ) -> None:
+        """Without ``plan_labs``, no plans are measured, and tasks of the searched tiles only."""
         self.machine, self.journal, self.settings = machine, journal, settings
-        self._measure_task, self._search, self._display = measure_task, search, display
+        self._plan_labs = plan_labs
+        self._measure, self._search, self._display = measure, search, display
         value = journal.once("reference", {}, lambda: {"nanoseconds": reference()})
         self._reference = float(value["nanoseconds"])
 
@@ -110,21 +65,25 @@ class Stage:
         return self.settings.budget * share - self.journal.spent()
 
     def run(self, forms: Sequence[Record]) -> Found:
-        """Search every form, then measure tasks of the best records, as far as the budget goes."""
+        """Search every form, then measure tasks of the best records, and then plans of their
+        library, as far as the budget goes."""
         tiles = []
         planned = len(forms) * self.settings.trials
-        for done, form in enumerate(forms):
+        for done, form in enumerate(sorted(forms, key=_less_work_for_loads)):
             self._display.phase(f"searching {form.mr}x{form.nv * self.machine.lanes}", planned)
             tile = self._tile(form, self.left(self.settings.search_share) / (len(forms) - done))
-            if tile is None:
-                break
-            tiles.append(tile)
-        return Found(self._reference, tiles, self._samples(tiles, planned))
+            if tile is not None:
+                tiles.append(tile)
+        found = Found(self._reference, tiles, [])
+        if self._plan_labs is None:
+            return replace(found, samples=self._samples(found.best(), planned))
+        records = plan_steps.library_records(found.best(), self.machine)
+        found = replace(found, samples=self._samples(records, planned))
+        return replace(found, plans=self._plans(records, self._plan_labs))
 
     def gigaflops(self, trial: Trial) -> float | None:
-        """GFLOP/s over a trial's situations (their geometric mean); None when it failed."""
-        cost = trial.cost(self.machine)
-        return None if cost is None else 1 / (cost * self._reference)
+        """See `trials.gigaflops`."""
+        return trials.gigaflops(trial, self.machine, self._reference)
 
     def _tile(self, form: Record, seconds: float) -> Tile | None:
         """The best record of a form, after a search of ``seconds``; None when time is up."""
@@ -134,14 +93,15 @@ class Stage:
         for trial in tried.values():
             self._display.measured(self.gigaflops(trial), new=False)
         finished = self.journal.get("tile", key)
-        if finished is None and self.left() <= 0:
+        if finished is None and seconds <= 0:
             return None
         until = self.journal.spent() + seconds
 
-        def measured(record: Record) -> float | None:
-            tried[record] = self._trial(record)
-            self._display.measured(self.gigaflops(tried[record]), new=True)
-            return tried[record].cost(self.machine)
+        def measured(records: Sequence[Record]) -> list[float | None]:
+            for record, _, trial in self._trials([(record, None) for record in records]):
+                tried[record] = trial
+                self._display.measured(self.gigaflops(trial), new=True)
+            return [tried[record].cost(self.machine) for record in records]
 
         def stop() -> bool:
             return finished is not None or self.journal.spent() >= until or self.left() <= 0
@@ -165,14 +125,23 @@ class Stage:
                 tried[record] = Trial.from_json(record, value)
         return tried
 
-    def _trial(self, record: Record, turn: int | None = None) -> Trial:
-        key = {"record": record.to_json(), "turn": turn}
-        value = self.journal.once(
-            "trial",
-            key,
-            lambda: trials.measure(record, self.machine, self._measure_task).to_json(),
-        )
-        return Trial.from_json(record, value)
+    def _trials(
+        self, wanted: Sequence[tuple[Record, int | None]]
+    ) -> Iterator[tuple[Record, int | None, Trial]]:
+        """Trials of records in turns: those that the journal holds, then others once made."""
+        missing = []
+        for record, turn in wanted:
+            value = self.journal.get("trial", _trial_key(record, turn))
+            if value is None:
+                missing.append((record, turn))
+            else:
+                yield record, turn, Trial.from_json(record, value)
+        jobs = [list(trials.situations(r, self.machine).values()) for r, _ in missing]
+        for number, measured in self._measure(jobs):
+            record, turn = missing[number]
+            trial = Trial.of(record, self.machine, measured)
+            self.journal.put("trial", _trial_key(record, turn), trial.to_json())
+            yield record, turn, trial
 
     def _confirmed(self, form: Record, tried: dict[Record, Trial]) -> Tile:
         """The best of the finalists and the default record, measured again in turns.
@@ -187,9 +156,9 @@ class Stage:
         if form not in finalists:
             finalists.append(form)
         again: dict[Record, list[Trial]] = {record: [] for record in finalists}
-        for turn in range(self.settings.rounds):
-            for record in finalists:
-                again[record].append(self._trial(record, turn))
+        turns = range(self.settings.rounds)
+        for record, _, trial in self._trials([(r, turn) for turn in turns for r in finalists]):
+            again[record].append(trial)
         results = {record: trials.combined(repeated) for record, repeated in again.items()}
         return Tile(self._choice(form, results), results[form], len(tried))
 
@@ -202,57 +171,69 @@ class Stage:
         # the default one stays unless another is better by more than what noise may be
         return results[best if cost(best) < cost(form) * (1 - NOISE) else form]
 
-    def _samples(self, tiles: Sequence[Tile], planned: int) -> list[Sample]:
-        """Tasks of the best records, until there are none left or the budget is spent."""
-        records = [tile.best.record for tile in tiles if tile.best.error is None]
-        tasks = list(samples_of(records, self.machine, self.settings.thorough))
+    def _samples(self, records: Sequence[Record], planned: int) -> list[Sample]:
+        """Tasks of ``records``, until there are none left or their share of time is spent."""
+        settings = self.settings
+        tasks = list(samples_of(records, self.machine, settings.thorough, settings.busy))
+        share = 1.0 if self._plan_labs is None else settings.tasks_share
         self._display.phase("measuring tasks", planned + len(tasks))
-        samples: list[Sample] = []
+        known: dict[Task, dict[str, Any]] = {}
         for task in tasks:
-            known = self.journal.get("sample", task.to_json())
-            if known is None:
-                if self.left() <= 0:
-                    break
-                known = self._sampled(task)
-                self.journal.put("sample", task.to_json(), known)
-                self._display.measured(None, new=True)
-            else:
+            value = self.journal.get("sample", task.to_json())
+            if value is not None:
+                known[task] = value
                 self._display.measured(None, new=False)
-            samples += _sample(task, known, self._reference)
-        return samples
+        begun: list[Task] = []
 
-    def _sampled(self, task: Task) -> dict[str, Any]:
-        try:
-            return self._measure_task(task).to_json()
-        except WorkerError as error:
-            return {"error": str(error)}
+        def jobs() -> Iterator[list[Task]]:
+            for task in tasks:
+                if task in known:
+                    continue
+                if self.left(share) <= 0:
+                    self._display.skipped(len(tasks) - len(set(known).union(begun)))
+                    break
+                begun.append(task)
+                yield [task]
+
+        for number, measured in self._measure(jobs()):
+            task = begun[number]
+            known[task] = {"error": measured.error}
+            if measured.error is None:
+                (timing,) = measured.timings
+                known[task] = timing.to_json()
+            self.journal.put("sample", task.to_json(), known[task])
+            self._display.measured(None, new=True)
+        return [
+            sample
+            for task in tasks
+            if task in known
+            for sample in samples_in(task, known[task], self._reference)
+        ]
+
+    def _plans(self, records: Sequence[Record], labs: PlanLabs) -> Plans | None:
+        """Plans of the library of ``records``."""
+        settings = self.settings
+        plan_steps.measure(
+            records,
+            self.machine,
+            self.journal,
+            labs,
+            lambda: self.left(settings.plans_share),
+            settings.plans,
+            settings.seed,
+            self._display,
+        )
+        return plan_steps.read(records, self.machine, self.journal, self._reference)
+
+
+def _trial_key(record: Record, turn: int | None) -> dict[str, Any]:
+    return {"record": record.to_json(), "turn": turn}
+
+
+def _less_work_for_loads(form: Record) -> float:
+    """Loads for each multiply-add: tiles with few of them matter most, and are searched first."""
+    return (form.mr + form.nv) / (form.mr * form.nv)
 
 
 #: A record must be better than the default one by this part to replace it.
 NOISE = 0.01
-
-
-def read(journal: Journal) -> Found:
-    """What the journal of a stage holds: of each form the outcome of its longest search, and all
-    samples. Raises ValueError when it holds no reference yet or something is malformed."""
-    reference = journal.get("reference", {})
-    if reference is None:
-        raise ValueError(f"journal: {journal.path} holds no measurements yet")
-    nanoseconds = float(reference["nanoseconds"])
-    tiles: dict[Record, tuple[int, Tile]] = {}
-    for key, value in journal.all("tile"):
-        form = Record.from_json(key["form"])
-        if form not in tiles or tiles[form][0] <= key["trials"]:
-            tiles[form] = (key["trials"], Tile.from_json(form, value))
-    samples: list[Sample] = []
-    for key, value in journal.all("sample"):
-        samples += _sample(Task.from_json(key), value, nanoseconds)
-    return Found(nanoseconds, [tile for _, tile in tiles.values()], samples)
-
-
-def _sample(task: Task, value: dict[str, Any], reference: float) -> list[Sample]:
-    """The sample that the journal holds as ``value``; none when the task failed."""
-    if "error" in value:
-        return []
-    timing = Timing.from_json(value)
-    return [Sample(task, timing, round(timing.steps * reference * 1000))]

@@ -6,17 +6,24 @@ alone on the machine or with every core doing the same.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tvm_moonpoly.costmodel.tables import Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Record
-from tvm_moonpoly.tuning import regions
+from tvm_moonpoly.planner.groups import level
+from tvm_moonpoly.tuning.measuring import regions
 
 #: Trip counts from 1 to 5000, a factor of 2 apart. From 3 on they are multiples of 3: rows that are
 #: a power of two apart meet in the same sets of a cache, which is a case of its own.
 TRIP_COUNTS = (1, 2, 3, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072, 5000)
+
+#: Of how many records one is measured with every core busy, where time is short: all of their
+#: kernels are then built a second time.
+_QUICK_BUSY = 6
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,18 @@ class Task:
         """Where its operands lie; None where the placement cannot be."""
         busy = machine.cores if self.busy else 1
         return regions.place(self.record, self.k, regions.PLACEMENTS[self.placement], machine, busy)
+
+    def residency(self, machine: Machine) -> Residency:
+        """Where the planner would say that its operands come from."""
+        placed = regions.PLACEMENTS[self.placement]
+        floats = {"a": self.record.mr * self.k, "b": self.record.nv * machine.lanes * self.k}
+        levels = {
+            name: level(4 * count, machine)
+            if getattr(placed, name) == regions.SHARED
+            else Level(getattr(placed, name))
+            for name, count in floats.items()
+        }
+        return Residency(min(levels["a"], Level.L3), levels["b"])
 
     def flops(self, machine: Machine) -> int:
         """Floating-point operations: each multiply-add counts as two."""
@@ -93,26 +112,29 @@ class Sample:
     picoseconds: int
 
 
-def samples_of(records: Sequence[Record], machine: Machine, thorough: bool) -> Iterator[Task]:
+def samples_of(
+    records: Sequence[Record], machine: Machine, thorough: bool, busy: bool = True
+) -> Iterator[Task]:
     """The tasks to measure, the most telling first, so that the rest can be left out.
 
-    Every other trip count of all records comes before those between them, and tasks on a quiet
-    machine before those with every core busy. Not ``thorough``: without those between, and of those
-    with all cores busy only what streams from the last cache and from memory.
+    Every other trip count comes before those between them. Within a pass the order is mixed: what
+    is left out when time is up is then a little of everything. Not ``thorough``: one pass, in which
+    every core is busy for a few of the records only. Not ``busy``: none with every core busy.
     """
-    passes: list[tuple[Sequence[int], bool]] = [(TRIP_COUNTS[::2], False)]
-    if machine.cores > 1:
-        passes.append((TRIP_COUNTS[::2] if thorough else TRIP_COUNTS[::4], True))
+    some, others = TRIP_COUNTS[::2], TRIP_COUNTS[1::2]
+    busy_records = records if thorough else records[::_QUICK_BUSY]
+    passes = [[(records, some, False), (busy_records, some[::2], True)]]
     if thorough:
-        passes.append((TRIP_COUNTS[1::2], False))
-        if machine.cores > 1:
-            passes.append((TRIP_COUNTS[1::2], True))
-    for counts, busy in passes:
-        for placement in regions.PLACEMENTS:
-            if busy and not thorough and placement not in ("b_l3", "b_memory"):
-                continue
-            for record in records:
-                for k in counts:
-                    task = Task(record, k, placement, busy)
-                    if task.loop(machine) is not None:
-                        yield task
+        passes += [[(records, others, False), (records, some[1::2], True)]]
+        passes += [[(records, others, True)]]
+    for number, parts in enumerate(passes):
+        tasks = [
+            Task(record, k, placement, loaded)
+            for chosen, counts, loaded in parts
+            if not loaded or (busy and machine.cores > 1)
+            for placement in regions.PLACEMENTS
+            for record in chosen
+            for k in counts
+        ]
+        random.Random(number).shuffle(tasks)
+        yield from (task for task in tasks if task.loop(machine) is not None)

@@ -11,7 +11,7 @@ MetaSchedule's own builder and runner are not used: candidates are handed on as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +21,10 @@ from tvm.target import Target
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm, gemm_schedule
 from tvm_moonpoly.microkernels.records import Record
-from tvm_moonpoly.tuning import metaschedule
+from tvm_moonpoly.tuning.searching import metaschedule
 
-#: What a record takes: smaller is better; None when it could not be built or run.
-Measure = Callable[[Record], "float | None"]
+#: What each of some records takes: smaller is better; None when it could not be built or run.
+Measure = Callable[[Sequence[Record]], "Sequence[float | None]"]
 
 #: A record that failed counts as this many times the worst one that was measured. MetaSchedule's
 #: 1e10 seconds would teach its model nothing, as it weighs samples by their speed.
@@ -82,23 +82,22 @@ def search(
         session = _Session(form, machine, target, model, effort, seed)
         measured = dict(known)
         if form not in measured:
-            measured[form] = measure(form)
+            measured |= _measured([form], measure)
         # before anything is proposed: a model without samples proposes at random
         session.learn({session.candidate(record): cost for record, cost in measured.items()})
         while len(measured) < effort.trials and not stop():
             batch = session.propose()
             if not batch:
                 break
-            learnt: dict[Any, float | None] = {}
-            for candidate in batch:
-                record = session.record_of(candidate)
-                if record not in measured:
-                    if len(measured) == effort.trials:
-                        continue
-                    measured[record] = measure(record)
-                learnt[candidate] = measured[record]
-            session.learn(learnt)
+            records = {candidate: session.record_of(candidate) for candidate in batch}
+            new = [record for record in dict.fromkeys(records.values()) if record not in measured]
+            measured |= _measured(new[: effort.trials - len(measured)], measure)
+            session.learn({c: measured[r] for c, r in records.items() if r in measured})
     return measured
+
+
+def _measured(records: Sequence[Record], measure: Measure) -> dict[Record, float | None]:
+    return dict(zip(records, measure(records), strict=True)) if records else {}
 
 
 class _Session:

@@ -18,6 +18,10 @@ SHARED, L2, L3, MEMORY = 1, 2, 3, 4
 
 _LINE = 16  # floats
 
+#: Floats between rows of B in place that all tasks share: a matrix of usual width, and no power of
+#: two, which would bring all rows into the same places of the caches.
+_APART = 1040
+
 #: Bytes that one process may take for its operands; caches larger than half of that are not
 #: exceeded, and nothing is measured from the memory behind them.
 _LARGEST = 1 << 30
@@ -46,20 +50,33 @@ PLACEMENTS = {
     # neither stays
     "ab_l2": Placement(L2, L2, L2),
     "ab_l3": Placement(L3, L3, L3),
+    # the first of the tiles that share columns of B
+    "a_l2_b_l3": Placement(L2, L3, L2),
+    "a_l2_b_memory": Placement(L2, MEMORY, L2),
+    "a_l3_b_memory": Placement(L3, MEMORY, L3),
 }
 
 
 @dataclass(frozen=True)
 class Area:
-    """``count`` operands of ``step`` floats each, from float ``begin`` on."""
+    """``count`` operands ``step`` floats apart, from float ``begin`` on.
+
+    ``beyond`` are the floats that the last one reaches beyond its step: rows of B in place.
+    """
 
     begin: int
     step: int
     count: int
+    beyond: int = 0
 
     @property
     def end(self) -> int:
+        """Where the tasks begin anew."""
         return self.begin + self.step * self.count
+
+    @property
+    def memory_end(self) -> int:
+        return self.end + self.beyond
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class Loop:
     @property
     def floats(self) -> int:
         """The size of the memory that holds the areas."""
-        return max(area.end for area in (self.a, self.b, self.c))
+        return max(area.memory_end for area in (self.a, self.b, self.c))
 
     @property
     def strides(self) -> tuple[int, int, int, int]:
@@ -89,6 +106,16 @@ class Loop:
         """Tasks until each area was walked through."""
         return max(area.count for area in (self.a, self.b, self.c))
 
+    @property
+    def walk(self) -> list[int]:
+        """For each area where the first task is, the step to the next, and the area's bounds; and
+        whose turn it is, see `kernel_loop.TURNS`.
+
+        Tasks go on from where the last ones have come: memory is only met anew by walking on.
+        """
+        areas = (self.a, self.b, self.c)
+        return [*(number for a in areas for number in (a.begin, a.step, a.begin, a.end)), 0]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -96,22 +123,6 @@ class Loop:
     def from_json(cls, data: Mapping[str, Any]) -> Loop:
         areas = {name: Area(**data[name]) for name in ("a", "b", "c")}
         return cls(**{**data, **areas})
-
-
-class Walk:
-    """How far tasks have come in the areas of a loop: memory is only met anew by walking on."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._areas, self._done = (loop.a, loop.b, loop.c), 0
-
-    def next(self, tasks: int) -> list[int]:
-        """For each area where the next ``tasks`` begin, the step, and the area's bounds."""
-        numbers = []
-        for area in self._areas:
-            at = area.begin + self._done % area.count * area.step
-            numbers += [at, area.step, area.begin, area.end]
-        self._done += tasks
-        return numbers
 
 
 def place(
@@ -122,37 +133,43 @@ def place(
     ``busy`` cores do the same at the same time and share the last cache. None where a placement
     cannot be: an operand does not fit its level, or the level is no larger than the one above it.
     """
-    lanes = machine.lanes
+    row = record.nv * machine.lanes
+    in_place = record.in_place_b
     sizes = {
         "a": _lines(record.mr * k),
-        "b": _lines(record.nv * lanes * k),
-        "c": _lines(record.mr * record.nv * lanes),
+        # of B in place, what each row touches
+        "b": _lines(row) * k if in_place else _lines(row * k),
+        "c": _lines(record.mr * row),
     }
     levels = asdict(placement)
     shared = 4 * sum(size for name, size in sizes.items() if levels[name] == SHARED)
     if shared > _room(max(levels.values()), machine):
         return None
-    areas, begin = {}, 0
+    areas, begin, apart = {}, 0, _APART
     for name, level in levels.items():
-        count = 1
+        step, count, beyond = sizes[name], 1, 0
         if level != SHARED:
             sharing = sum(each == level for each in levels.values())
             bounds = _bounds(level, machine, busy)
             if bounds is None:
                 return None
             least, most = bounds
-            count = most // sharing // (4 * sizes[name])
-            if count < 2 or 4 * sizes[name] * count * sharing < least:
+            count = most // sharing // (4 * step)
+            if name == "b" and in_place:
+                # tasks walk along the rows of one matrix
+                count = most // sharing // (4 * row * k)
+                apart = row * count
+            if count < 2 or 4 * step * count * sharing < least:
                 return None
-        areas[name] = Area(begin, sizes[name], count)
-        begin = areas[name].end
-    in_place = record.in_place_b
-    row = record.nv * lanes
+        if name == "b" and in_place:
+            step, beyond = row, _lines(apart * (k - 1))
+        areas[name] = Area(begin, step, count, beyond)
+        begin = begin + _lines(step * count + beyond)
     return Loop(
         k=k,
         lda=k,
-        b_vector=lanes if in_place else k * lanes,
-        b_row=row if in_place else lanes,
+        b_vector=machine.lanes if in_place else k * machine.lanes,
+        b_row=apart if in_place else machine.lanes,
         ldc=row,
         **areas,
     )

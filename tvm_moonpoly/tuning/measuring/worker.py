@@ -62,11 +62,14 @@ def serve(jobs: Jobs, requests: Requests) -> None:
 
 def main() -> None:
     # here, as whoever serves other jobs need not wait for tvm
-    from tvm_moonpoly.tuning.timing import Bench
+    from tvm_moonpoly.tuning.measuring.plan_bench import PlanBench
+    from tvm_moonpoly.tuning.measuring.timing import Bench
 
     requests = Requests()
     bench = Bench(requests.waiting)
+    plans = PlanBench(bench)
     jobs = {name: getattr(bench, name) for name in ("time", "probe", "prepare", "load", "stop")}
+    jobs |= {name: getattr(plans, name) for name in ("library", "plan", "overhead", "launch")}
     serve(jobs, requests)
 
 

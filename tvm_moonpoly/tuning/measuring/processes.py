@@ -27,7 +27,7 @@ START_SECONDS = 120.0
 END_SECONDS = 5.0
 
 #: The command of the worker that builds and times kernels.
-WORKER = (sys.executable, "-m", "tvm_moonpoly.tuning.worker")
+WORKER = (sys.executable, "-m", "tvm_moonpoly.tuning.measuring.worker")
 
 
 class WorkerError(RuntimeError):
@@ -126,7 +126,7 @@ class Worker:
                 self._received += read
         line, self._received = self._received.split(b"\n", 1)
         try:
-            answer = json.loads(line)
+            answer = json.loads(line, parse_constant=_no_number)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
@@ -157,3 +157,7 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have no name
         return f"signal {number}"
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,156 @@
+"""What one group of panels costs: the blocks of a product, the caches, the tiles.
+
+Their twins in native code are in `native_groups`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.records import Form
+from tvm_moonpoly.planner.plan import BMode
+
+
+@dataclass(frozen=True)
+class Product:
+    """The shape at hand: ``batch`` products of (m, k) by (k, n).
+
+    ``b_mode`` PREPACKED: B is a packed constant. DIRECT: rows of B are contiguous, so it may be
+    read in place or packed. PACKED: its columns are contiguous and it must be packed.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    b_mode: BMode = BMode.PREPACKED
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+def balanced(rows: int, tallest: int) -> tuple[int, int, int]:
+    """``rows`` in tiles of at most ``tallest``, one row apart: (small, large, tiles).
+
+    ``large`` of the ``tiles`` have ``small + 1`` rows and come first, the others ``small``.
+    """
+    tiles = ceil_div(rows, tallest)
+    small = rows // tiles
+    return small, rows - small * tiles, tiles
+
+
+class Blocks(NamedTuple):
+    """The blocks of a product: how many there are, the steps and the rows of the largest."""
+
+    k_blocks: int
+    m_blocks: int
+    depth: int
+    rows: int
+
+
+def blocks_of(product: Product, kc: int, mc: int) -> Blocks:
+    """Blocks of at most ``kc`` steps and ``mc`` rows (0: all), all of about one size."""
+    k_blocks = max(ceil_div(product.k, kc), 1) if kc else 1
+    m_blocks = ceil_div(product.m, mc) if mc else 1
+    return Blocks(k_blocks, m_blocks, ceil_div(product.k, k_blocks), ceil_div(product.m, m_blocks))
+
+
+def level(size: int, machine: Machine) -> Level:
+    """Where ``size`` bytes are found again: in a cache of which they fill half at most."""
+    for found, cache in (
+        (Level.L1, machine.l1_bytes),
+        (Level.L2, machine.l2_bytes),
+        (Level.L3, machine.l3_bytes),
+    ):
+        if size <= cache // 2:
+            return found
+    return Level.MEMORY
+
+
+class Sources(NamedTuple):
+    """Where the operands of a group's tiles come from.
+
+    Columns of B come from ``far`` for the first tile in the first block of rows, from ``again`` for
+    the first in the others, and from `near` for all other tiles; rows of A always from ``a``.
+    """
+
+    a: Level
+    far: Level
+    again: Level
+
+
+def sources(product: Product, mode: BMode, blocks: Blocks, machine: Machine) -> Sources:
+    """`Sources` of a product's blocks, where B is read in ``mode``."""
+    n = product.n
+    far = level(n * product.k * 4, machine)
+    if mode == BMode.PACKED:
+        far = min(far, Level.L2)  # packing has brought it there
+    again = min(far, level(n * blocks.depth * 4, machine))
+    a = min(level(blocks.rows * blocks.depth * 4, machine), Level.L3)
+    return Sources(a, far, again)
+
+
+def near(nv: int, depth: int, far: Level, machine: Machine) -> Level:
+    """Where a group's columns of B are after its first tile."""
+    return min(far, level(nv * machine.lanes * depth * 4, machine))
+
+
+def main_form(pack_a: bool, mode: BMode) -> Form:
+    """The micro-kernels of the main region."""
+    return Form.PACKED_A if pack_a else tail_form(mode)
+
+
+def tail_form(mode: BMode) -> Form:
+    """The micro-kernels of the tail region, which has no packed A."""
+    return Form.IN_PLACE_B if mode == BMode.DIRECT else Form.PLAIN
+
+
+def tallest(
+    nv: int, form: Form, blocks: Blocks, found: Sources, machine: Machine, table: CostTable
+) -> tuple[int, int]:
+    """The cheapest height for one group of ``nv`` panels, the first of equals: (cost, height)."""
+    return min(
+        (group_cost(mr, nv, form, blocks, found, machine, table), mr)
+        for mr in tried_heights(nv, form, table)
+    )
+
+
+def tried_heights(nv: int, form: Form, table: CostTable) -> list[int]:
+    """The upper half of the heights: of lower tiles, two can be one."""
+    heights = table.heights(nv, form)
+    return [mr for mr in heights if 2 * mr > heights[-1]]
+
+
+def group_cost(
+    mr: int,
+    nv: int,
+    form: Form,
+    blocks: Blocks,
+    found: Sources,
+    machine: Machine,
+    table: CostTable,
+) -> int:
+    """Picoseconds of one group of panels, over all rows and the whole reduction.
+
+    Tiles of at most ``mr`` rows are balanced: ``ceil(rows / mr)`` of them, one row apart.
+    """
+    near_b = near(nv, blocks.depth, found.far, machine)
+
+    def task(height: int, b: Level) -> int:
+        return table.task(height, nv, form).at(Residency(found.a, b), blocks.depth)
+
+    small, large, tiles = balanced(blocks.rows, mr)
+    first = small + 1 if large else small
+    count = blocks.k_blocks * blocks.m_blocks
+    cost = count * (tiles - large) * task(small, near_b)
+    if large:
+        cost += count * large * task(small + 1, near_b)
+    cost += blocks.k_blocks * (task(first, found.far) - task(first, near_b))
+    if blocks.m_blocks > 1:
+        repeated = blocks.k_blocks * (blocks.m_blocks - 1)
+        cost += repeated * (task(first, found.again) - task(first, near_b))
+    return cost + count * (table.traffic.tile * tiles + table.traffic.group)

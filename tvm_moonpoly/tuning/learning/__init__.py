@@ -1,0 +1,1 @@
+"""Learning costs from measurements, with XGBoost."""

@@ -1,0 +1,67 @@
+"""How far predictions are from what was measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_moonpoly.tuning.learning.plan_model import Counted
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of ``count`` predictions: the median, and what a tenth of them exceed."""
+
+    count: int
+    median: float
+    tenth: float
+
+
+@dataclass(frozen=True)
+class PlanErrors:
+    """`Errors` of plans, and how well those of one product are ranked.
+
+    ``spearman``: the mean rank correlation; ``loss``: how much longer than the best of a product's
+    measured plans the one takes that is predicted to be the best, the mean.
+    """
+
+    errors: Errors
+    spearman: float
+    loss: float
+
+    @property
+    def typical(self) -> float:
+        """What structures of the model are compared by."""
+        return self.errors.median + 0.5 * self.errors.tenth + self.loss
+
+
+def relative(predicted: np.ndarray, measured: np.ndarray) -> Errors:
+    """The errors relative to what was measured."""
+    each = np.abs(predicted - measured) / measured
+    return Errors(len(each), float(np.median(each)), float(np.quantile(each, 0.9)))
+
+
+def plan_errors(plans: Counted, tasks: np.ndarray, traffic: np.ndarray) -> PlanErrors:
+    """The errors of plans, by what their tasks take together and entries of traffic take each."""
+    from scipy.stats import spearmanr
+
+    predicted = plans.predicted(tasks, traffic)
+    groups = defaultdict(list)
+    for i, sample in enumerate(plans.samples):
+        groups[sample.task.product].append(i)
+    ranks, losses = [], []
+    for members in groups.values():
+        # where all take the same, there is no order
+        if len(members) > 2 and min(map(np.ptp, (predicted[members], plans.total[members]))) > 0:
+            ranks.append(float(spearmanr(predicted[members], plans.total[members]).statistic))
+        if len(members) > 1:
+            times = plans.picoseconds[members]
+            best = float(times[int(np.argmin(predicted[members]))])
+            losses.append(best / max(float(times.min()), 1.0) - 1)
+    return PlanErrors(
+        relative(predicted, plans.total),
+        float(np.mean(ranks)) if ranks else float("nan"),
+        float(np.mean(losses)) if losses else float("nan"),
+    )

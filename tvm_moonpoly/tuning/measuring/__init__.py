@@ -1,0 +1,1 @@
+"""Measuring tasks and plans, on this machine and on others."""
