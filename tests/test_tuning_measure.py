@@ -15,14 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from tuning_testing import MACHINE
+from tuning_testing import MACHINE, efficiency, gigaflops
 
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.tuning.measuring import (
     kernel_loop,
-    lab,
     processes,
     regions,
     robust,
@@ -354,8 +353,8 @@ def test_tasks_are_measured_alone_and_with_every_core_busy(machine):
         assert 4 < long.steps / short.steps < 12
         task = Task(Record(4, 3), 192, "b_l2")
         quiet = bench(task)
-        assert 0.2 < lab.efficiency(task, quiet, machine) < 2
-        assert lab.gigaflops(task, quiet, reference, machine) > 1
+        assert 0.2 < efficiency(task, quiet, machine) < 2
+        assert gigaflops(task, quiet, reference, machine) > 1
         if machine.cores > 1:
             busy = bench(replace(task, busy=True))
             assert busy.steps > 0.4 * quiet.steps

@@ -12,6 +12,7 @@ from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode
+from tvm_moonpoly.tuning.report import selection_parts
 from tvm_moonpoly.tuning.select import elite, needing, synthetic
 
 #: Of the family, all that fits 2 vectors, and the packed forms of 2.
@@ -38,7 +39,7 @@ def test_kernels_that_never_pay_are_left_out():
     found.table.check()
     # or less: the partial panel is better off without the slow ones
     assert all(found.worth[record] <= 0 for record in slow)
-    text = "\n".join(found.lines)
+    text = "\n".join(selection_parts(found))
     assert f"{len(found.table.tasks)} of {len(TILES)} kernels are kept" in text
     assert "3x2v on packed A and B" in text.split("\n")[0]
     assert "| 6x2v | " in text and text.count("\n| ") > len(TILES)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.tuning.measuring.lab import efficiency
+from tvm_moonpoly.tuning.measuring.kernel_loop import PROBE_CHAINS
 from tvm_moonpoly.tuning.measuring.processes import WorkerError
 from tvm_moonpoly.tuning.measuring.tasks import Task, Timing
 from tvm_moonpoly.tuning.measuring.trials import one_by_one
@@ -45,6 +45,17 @@ SETTINGS = Settings(
     rounds=2,
     thorough=False,
 )
+
+
+def gigaflops(task: Task, timing: Timing, reference: float, machine: Machine) -> float:
+    """GFLOP/s of a timed task, on the machine of which one step of the probe takes ``reference``
+    nanoseconds."""
+    return task.flops(machine) / (timing.steps * reference)
+
+
+def efficiency(task: Task, timing: Timing, machine: Machine) -> float:
+    """The task's speed as a part of the probe's, which is about the peak of one core."""
+    return task.flops(machine) / timing.steps / (2 * PROBE_CHAINS * machine.lanes)
 
 
 def made_up(task: Task, machine: Machine = MACHINE) -> Timing:

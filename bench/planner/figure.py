@@ -158,6 +158,15 @@ def draw_losses(axes: Any, document: dict[str, Any]) -> None:
     axes.legend(loc="upper left", fontsize=8)
 
 
+def read(results: Path, shape: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The document in a file of results, and its row of the ``shape`` or else of the example.
+
+    Raises OSError, ValueError or KeyError when there are none.
+    """
+    document = json.loads(results.read_text())
+    return document, of_shape(document["shapes"], shape) if shape else example(document)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figure of a results file."""
     parser = argparse.ArgumentParser(
@@ -168,9 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", metavar="M,N,K", help="the shape to draw")
     options = parser.parse_args(arguments)
     try:
-        document = json.loads(options.results.read_text())
-        rows = document["shapes"]
-        row = of_shape(rows, options.shape) if options.shape else example(document)
+        document, row = read(options.results, options.shape)
     except (OSError, ValueError, KeyError) as reason:
         parser.error(str(reason))
     options.figure.parent.mkdir(parents=True, exist_ok=True)

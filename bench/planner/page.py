@@ -8,7 +8,6 @@ shape that `figure` draws.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.planner.figure import example, of_shape
+from bench.planner.figure import read
 from bench.planner.metrics import HIT, LARGE
 from bench.planner.report import microseconds, number, percent, plan_name
 from bench.planner.variants import LEARNED
@@ -133,9 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", metavar="M,N,K", help="the shape of the example")
     options = parser.parse_args(arguments)
     try:
-        doc = json.loads(options.results.read_text())
-        rows = doc["shapes"]
-        row = of_shape(rows, options.shape) if options.shape else example(doc)
+        doc, row = read(options.results, options.shape)
         page = put(options.page.read_text(), "results", results(doc))
         page = put(page, "example", told(row))
     except (OSError, ValueError, KeyError) as reason:

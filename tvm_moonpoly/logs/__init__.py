@@ -21,7 +21,7 @@ from tvm_moonpoly.logs.document import (
 )
 from tvm_moonpoly.logs.lines import Entry, checksum, encode
 from tvm_moonpoly.logs.places import FILE_NAME, folders, of_machine, own_path, stored
-from tvm_moonpoly.logs.store import append, lock_path, remove, replace, write
+from tvm_moonpoly.logs.store import append, lock_path, remove, replace, replace_bytes, write
 
 __all__ = [
     "FILE_NAME",
@@ -45,6 +45,7 @@ __all__ = [
     "refusal",
     "remove",
     "replace",
+    "replace_bytes",
     "same_machine",
     "say_once",
     "say_used",

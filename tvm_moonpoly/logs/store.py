@@ -41,7 +41,11 @@ def replace(
 ) -> bool:
     """As `write`, for a log that has a header already: its first line. ``shared``: others may be
     writing to it; without ``overwrite``, one that is there stays, which is a failure, too."""
-    data = b"".join(map(encode, lines))
+    return replace_bytes(path, b"".join(map(encode, lines)), shared, overwrite)
+
+
+def replace_bytes(path: Path, data: bytes, shared: bool = False, overwrite: bool = True) -> bool:
+    """As `replace`, for a file of any kind."""
     # not tempfile's: those are private, and a log may be shared
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

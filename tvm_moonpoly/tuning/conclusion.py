@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +16,6 @@ from tvm_moonpoly.tuning.learning.learn import Learned
 from tvm_moonpoly.tuning.report import report
 from tvm_moonpoly.tuning.select import elite
 from tvm_moonpoly.tuning.settings import Settings
-
-_log = logging.getLogger("tvm_moonpoly.tuning")
 
 
 @dataclass(frozen=True)
@@ -56,20 +51,12 @@ def conclude(
     """
     learned, borrowed = _learned(found, machine, settings.seed)
     selection = elite(learned.table, machine, shapes=settings.shapes)
-    table = selection.table
-    text = report(
-        found,
-        replace(learned, table=table),
-        machine,
-        settings,
-        seconds(),
-        borrowed,
-        selection.lines,
-    )
-    _write(files.model, learned.model.to_json())
-    _write(files.report, text.encode())
-    logs.write(files.log, machine, table.to_entries())
-    return replace(learned, table=table)
+    learned = replace(learned, table=selection.table)
+    text = report(found, learned, machine, settings, seconds(), borrowed, selection)
+    logs.replace_bytes(files.model, learned.model.to_json())
+    logs.replace_bytes(files.report, text.encode())
+    logs.write(files.log, machine, learned.table.to_entries())
+    return learned
 
 
 def _learned(found: Found, machine: Machine, seed: int) -> tuple[Learned, str | None]:
@@ -86,17 +73,3 @@ def _learned(found: Found, machine: Machine, seed: int) -> tuple[Learned, str | 
         return learn.learn_tasks(found.samples, records, traffic, machine, seed), log.origin
     measured = f"{count} are too few to learn from" if count else "none were measured"
     raise ValueError(f"plans: {measured}, and no log can lend what they cost")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace ``path`` in one step; a warning when that fails."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        _log.warning("%s: not written: %s", path, error)

@@ -57,7 +57,7 @@ class Journal:
         anew: bool = False,
         read_only: bool = False,
     ) -> None:
-        self.path, self._clock = path, clock
+        self.path, self._clock, self._read_only = path, clock, read_only
         self._entries: dict[tuple[str, str], Any] = {}
         #: seconds of all sessions but this one, from its start to its last entry
         self.spent_before = 0.0
@@ -120,7 +120,9 @@ class Journal:
                 yield json.loads(key), value
 
     def spent(self) -> float:
-        """Seconds that all sessions have taken, this one until now."""
+        """Seconds that all sessions have taken, this one until now; one that only reads none."""
+        if self._read_only:
+            return self.spent_before
         return self.spent_before + self._clock() - self._started
 
     def close(self) -> None:

@@ -11,13 +11,14 @@ import tvm
 import tvm_moonpoly
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.microkernels.records import Record
+from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.tuning.findings import Found, Tile
 from tvm_moonpoly.tuning.learning.learn import Learned
 from tvm_moonpoly.tuning.measuring.tasks import samples_of
 from tvm_moonpoly.tuning.measuring.trials import gigaflops
 from tvm_moonpoly.tuning.plan_steps import library_records
 from tvm_moonpoly.tuning.progress import duration
+from tvm_moonpoly.tuning.select import Selection
 from tvm_moonpoly.tuning.settings import Settings
 
 
@@ -49,7 +50,7 @@ def report(
     settings: Settings,
     seconds: float,
     borrowed: str | None = None,
-    selection: Sequence[str] = (),
+    selection: Selection | None = None,
 ) -> str:
     """The report of what was ``found`` in ``seconds``, and ``learned`` from it.
 
@@ -80,8 +81,8 @@ def report(
         "GFLOP/s over the situations of the search, their geometric mean.",
         _table(TILE_COLUMNS, (tile_row(t, machine, found.reference) for t in found.tiles)),
     ]
-    if selection:
-        parts += ["## The elite set", "\n".join(selection)]
+    if selection is not None:
+        parts += ["## The elite set", *selection_parts(selection)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -119,6 +120,44 @@ def _borrowed_parts(found: Found, origin: str) -> list[str]:
     ]
 
 
+def selection_parts(selection: Selection) -> list[str]:
+    """What was left out of the elite set, what each kernel adds, and what a smaller set costs."""
+    steps, dropped = selection.steps, selection.dropped
+    left = ", ".join(_kernel(step.dropped) for step in steps[:dropped])
+    loss = steps[dropped - 1].mean_loss if dropped else 0.0
+    kept = len(selection.table.tasks)
+    return [
+        f"{kept} of {kept + dropped} kernels are kept, by predicted costs over "
+        f"{selection.shapes} synthetic products. Left out, for {loss:.2%} on the average: "
+        f"{left or 'none'}.",
+        "What each kernel adds: the mean cost over the products without it and those that need it "
+        "(higher ones of its width; wider ones).",
+        _table(
+            ("kernel", "more without it"),
+            ((_kernel(record), f"{worth:.2%}") for record, worth in selection.worth.items()),
+        ),
+        "What a smaller set would cost: kernels left out one after the other, the cheapest first.",
+        _table(
+            ("kernels left", "without", "mean", "worst"),
+            (
+                (
+                    f"{step.left}",
+                    _kernel(step.dropped),
+                    f"{step.mean_loss:.2%}",
+                    f"{step.worst_loss:.1%}",
+                )
+                for step in steps
+            ),
+        ),
+    ]
+
+
+def _kernel(record: Record) -> str:
+    """A kernel in a few characters: 4x3v is 4 rows by 3 vectors."""
+    form = "" if record.form == Form.PLAIN else f" on {record.form.value}"
+    return f"{record.mr}x{record.nv}v{form}"
+
+
 def left_out(found: Found, machine: Machine, settings: Settings) -> list[str]:
     """What was not measured, and what serves in its place."""
     lines = []
@@ -131,20 +170,14 @@ def left_out(found: Found, machine: Machine, settings: Settings) -> list[str]:
             f"schedule: {', '.join(missing)}."
         )
     records = library_records(found.best(), machine)
-    wanted = sum(1 for _ in samples_of(records, machine, thorough=True))
-    measured = len({sample.task for sample in found.samples} & set(_all_tasks(records, machine)))
-    if measured < wanted:
-        lines.append(
-            f"{wanted - measured} of {wanted} tasks were not measured: they are predicted."
-        )
+    wanted = set(samples_of(records, machine, thorough=True))
+    missed = len(wanted - {sample.task for sample in found.samples})
+    if missed:
+        lines.append(f"{missed} of {len(wanted)} tasks were not measured: they are predicted.")
     plans = len(found.plans.samples) if found.plans else 0
     if plans < settings.plans:
         lines.append(f"{settings.plans - plans} of {settings.plans} plans were not measured.")
     return lines
-
-
-def _all_tasks(records: Sequence[Record], machine: Machine) -> Iterable[object]:
-    return samples_of(records, machine, thorough=True)
 
 
 def _setting(machine: Machine, settings: Settings, seconds: float) -> str:

@@ -56,53 +56,6 @@ class Selection:
     steps: Sequence[Step]
     dropped: int
 
-    @property
-    def lines(self) -> list[str]:
-        """The report in Markdown: what was left out, what each kernel adds, and what a smaller set
-        would cost."""
-        kept = self.table.tasks
-        left = ", ".join(described(step.dropped) for step in self.steps[: self.dropped])
-        loss = self.steps[self.dropped - 1].mean_loss if self.dropped else 0.0
-        return [
-            f"{len(kept)} of {len(kept) + self.dropped} kernels are kept, by predicted costs over "
-            f"{self.shapes} synthetic products. Left out, for {loss:.2%} on the average: "
-            f"{left or 'none'}.",
-            "",
-            "What each kernel adds: the mean cost over the products without it and those that need "
-            "it (higher ones of its width; wider ones).",
-            "",
-            *_markdown(
-                ("kernel", "more without it"),
-                ((described(record), f"{worth:.2%}") for record, worth in self.worth.items()),
-            ),
-            "",
-            "What a smaller set would cost: kernels left out one after the other, the cheapest "
-            "first.",
-            "",
-            *_markdown(
-                ("kernels left", "without", "mean", "worst"),
-                (
-                    (
-                        f"{step.left}",
-                        described(step.dropped),
-                        f"{step.mean_loss:.2%}",
-                        f"{step.worst_loss:.1%}",
-                    )
-                    for step in self.steps
-                ),
-            ),
-        ]
-
-
-def described(record: Record) -> str:
-    """A kernel in a few characters: 4x3v is 4 rows by 3 vectors."""
-    form = "" if record.form == Form.PLAIN else f" on {record.form.value}"
-    return f"{record.mr}x{record.nv}v{form}"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-
 
 def elite(
     table: CostTable,
@@ -129,11 +82,11 @@ def elite(
         options = [r for r in ranking.kept if needing(r, ranking.kept) == {r}]
         if not options:
             break
+        losses = {r: ranking.loss({r}) for r in options}
         # of those that cost the same, the largest: it is the most code
-        record = min(options, key=lambda r: (ranking.loss({r})[0], -r.mr * r.nv))
-        mean, worst = ranking.loss({record})
+        record = min(options, key=lambda r: (losses[r][0], -r.mr * r.nv))
         ranking.drop(record)
-        steps.append(Step(record, len(ranking.kept), mean, worst))
+        steps.append(Step(record, len(ranking.kept), *losses[record]))
     taken = itertools.takewhile(
         lambda step: step.mean_loss <= mean_loss and step.worst_loss <= worst_loss, steps
     )

@@ -140,8 +140,7 @@ def _run(
                 return DONE
             files = Files(arguments.output or logs.of_machine(machine))
             _say(console, "learning")
-            seconds = journal.spent if not arguments.no_measure else lambda: journal.spent_before
-            learned = conclude(found, machine, settings, seconds, files)
+            learned = conclude(found, machine, settings, journal.spent, files)
         except KeyboardInterrupt:
             _say(console, f"stopped: what was measured is kept in {path}, the same command goes on")
             return INTERRUPTED

@@ -8,7 +8,6 @@ from typing import Any
 
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.tuning.measuring import robust
-from tvm_moonpoly.tuning.measuring.kernel_loop import PROBE_CHAINS
 from tvm_moonpoly.tuning.measuring.processes import Worker, WorkerError
 from tvm_moonpoly.tuning.measuring.regions import Loop
 from tvm_moonpoly.tuning.measuring.tasks import Task, Timing
@@ -129,14 +128,3 @@ def _stop(worker: Worker) -> None:
     except WorkerError:
         worker.close()
         raise
-
-
-def gigaflops(task: Task, timing: Timing, reference: float, machine: Machine) -> float:
-    """GFLOP/s of a timed task, on the machine of which one step of the probe takes ``reference``
-    nanoseconds."""
-    return task.flops(machine) / (timing.steps * reference)
-
-
-def efficiency(task: Task, timing: Timing, machine: Machine) -> float:
-    """The task's speed as a part of the probe's, which is about the peak of one core."""
-    return task.flops(machine) / timing.steps / (2 * PROBE_CHAINS * machine.lanes)
