@@ -37,6 +37,7 @@ from tvm_moonpoly.operators import (
     packing,
     plain,
     product,
+    sharing,
     stream,
     tensors,
     verify,
@@ -185,6 +186,7 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     chaining.emit(defined, machine.lanes)
     packing.emit(defined, sorted({r.mr for r in records if r.packed_a}), machine.lanes)
     stream.emit(defined, machine.lanes)
+    sharing.emit(defined)
     gemm_tiles.emit(defined, records, machine)
     gemm_region.emit(defined, machine.lanes)
     native_planner.emit(defined, machine, table)

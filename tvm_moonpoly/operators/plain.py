@@ -29,13 +29,15 @@ from tvm_moonpoly.emit import (
     maximum,
     minimum,
     scratch,
+    select,
     vector,
     when,
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators.product import PARAMETERS, Product
-from tvm_moonpoly.operators.sharing import run_ranges
+from tvm_moonpoly.operators.sharing import Each, run_chunks
 from tvm_moonpoly.operators.tensors import Tensor
+from tvm_moonpoly.planner.plan import largest
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ KINDS = (
 #: Multiplications that are worth a worker of their own.
 _GRAIN = 1 << 18
 
+#: Chunks of rows for each worker, of which there may be fewer.
+_CHUNKS = 8
+
 #: Tiles of the loops over adjacent elements: rows of A, vectors of B.
 _ROWS, _VECTORS = 4, 2
 
@@ -82,7 +87,7 @@ def emit(functions: Functions, machine: Machine) -> None:
     """Define the packed functions of all `KINDS`; parameters as `matmul.MATMUL` has them."""
     for kind in KINDS:
         _emit_rows(functions, kind, kind.lanes(machine))
-        _emit_matmul(functions, kind, machine.cores)
+        _emit_matmul(functions, kind, min(machine.cores, largest("workers")))
 
 
 def _emit_matmul(functions: Functions, kind: Kind, cores: int) -> None:
@@ -98,6 +103,7 @@ def _emit_matmul(functions: Functions, kind: Kind, cores: int) -> None:
             work = let(tirx.Cast("float32", rows) * tirx.Cast("float32", n * maximum(k, 1)))
             grains = tirx.min(work / tirx.const(_GRAIN, FLOAT), tirx.const(cores, FLOAT))
             workers = let(minimum(maximum(tirx.Cast(INT, grains), 1), rows))
+            chunks = let(select(workers > 1, minimum(workers * _CHUNKS, rows), 1))
 
             def some(first: Expr, count: Expr) -> None:
                 """The product's rows, of all batch entries one after another."""
@@ -117,7 +123,14 @@ def _emit_matmul(functions: Functions, kind: Kind, cores: int) -> None:
                         k,
                     )
 
-            run_ranges(workers, rows, some)
+            def chunk(index: Expr) -> None:
+                first = let(div(index * rows, chunks))
+                some(first, let(div((index + 1) * rows, chunks) - first))
+
+            def work(each: Each) -> None:
+                each(chunk)
+
+            run_chunks(workers, chunks, work)
 
 
 def _rows(kind: Kind) -> str:

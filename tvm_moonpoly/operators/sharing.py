@@ -1,15 +1,28 @@
-"""How the packed functions share their work out among the workers of tvm's thread pool."""
+"""How the packed functions share their work out among the workers of tvm's thread pool.
+
+Work is cut into chunks, more of them than there are workers. Each worker has a range of chunks of
+its own, so that repeated calls find their operands in the same caches, and takes one after another
+from it by an atomic counter. When it is done it goes on with what others have left: a core that
+another process keeps busy holds up one chunk, not the whole call. The counters are on the stack of
+the call. What a chunk computes does not depend on who takes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
+    INT,
+    INTS,
     Expr,
+    Functions,
+    Pointer,
     as_int,
+    balanced,
     branch,
     ceil_div,
     div,
@@ -18,51 +31,115 @@ from tvm_moonpoly.emit import (
     minimum,
     scratch,
     select,
+    when,
     workspace,
 )
-from tvm_moonpoly.planner.plan import BMode
+from tvm_moonpoly.planner.plan import BMode, largest
 
 #: Floats in a cache line.
 _LINE = 16
+
+#: Given a function of a chunk's number, emits the loop over the chunks of one worker.
+Each = Callable[[Callable[[Expr], None]], None]
+
+_TAKE = "moonpoly_take"
+_SYMBOL = "moonpoly_take_next"
+
+#: Reads before it adds: once all is taken, workers that look for more do not disturb each other.
+_SOURCE = f"""
+define i64 @{_SYMBOL}(ptr %counter, i64 %count) alwaysinline {{
+entry:
+  %seen = load atomic i64, ptr %counter monotonic, align 8
+  %left = icmp slt i64 %seen, %count
+  br i1 %left, label %take, label %done
+take:
+  %taken = atomicrmw add ptr %counter, i64 1 monotonic
+  ret i64 %taken
+done:
+  ret i64 %count
+}}
+"""
+
+
+def emit(functions: Functions) -> None:
+    """Define ``moonpoly_take``, which takes the next chunk of a range.
+
+    ``found[0]`` becomes a number that nobody else gets from this counter, or one that is not below
+    ``count`` when none is left.
+    """
+
+    @functions.private(_TAKE, counter=INTS, count=INT, found=INTS)
+    def _(counter: Pointer, count: Expr, found: Pointer) -> None:
+        # tvm has no atomic operations on CPUs
+        with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _SOURCE):
+            address = T.Bind(counter.at(0))
+            found[0] = T.call_extern(INT, _SYMBOL, address, count)
 
 
 def share_of(
     index: Expr, fields: dict[str, Expr], m: Expr, panels: Expr, columns: Expr, lanes: int
 ) -> dict[str, Any]:
-    """The rows and panels of one of the plan's workers, and its plan.
+    """The rows and panels of one chunk, number ``index`` of a product, and its plan.
 
-    Rows are shared out in whole tiles and panels in whole groups; the last worker of a row also
-    takes the tail region and the partial panel.
+    Rows are shared out in whole tiles and panels in whole groups, as evenly as they go; the last
+    chunk of a row also takes the tail region and the partial panel.
     """
-    i = let(div(index, fields["splits_n"]))
-    j = let(index - i * fields["splits_n"])
-    tiles = ceil_div(m, fields["mr"])
-    chunk = let(ceil_div(tiles, fields["splits_m"]) * fields["mr"])
-    row = let(minimum(i * chunk, m))
-    groups = let(div(panels - fields["tail_nv"], fields["nv"]))
-    group_chunk = let(ceil_div(groups, fields["splits_n"]))
-    first = let(minimum(j * group_chunk, groups))
-    count = let(minimum(group_chunk, groups - first))
-    last = let(j == fields["splits_n"] - 1)
-    tail = let(select(last, fields["tail_nv"], 0))
-    panel = let(first * fields["nv"])
+    # most plans have one chunk, which takes no arithmetic
+    found = {
+        name: scratch(1, INT) for name in ("row", "rows", "panel", "panels", "columns", "tail_nv")
+    }
+    for name, whole in {"row": 0, "rows": m, "panel": 0, "panels": panels}.items():
+        found[name][0] = as_int(whole)
+    found["columns"][0], found["tail_nv"][0] = columns, fields["tail_nv"]
+    with when(fields["splits_m"] * fields["splits_n"] > 1):
+        _cut(index, fields, m, panels, found)
+    share = {name: let(place[0]) for name, place in found.items()}
+    share["column"] = let(share["panel"] * lanes)
     return {
-        "row": row,
-        "rows": let(minimum(chunk, m - row)),
-        "panel": panel,
-        "column": let(panel * lanes),
-        "panels": let(count * fields["nv"] + tail),
-        "columns": let(select(last, columns, 0)),
+        **share,
         "fields": [
             fields["nv"],
             fields["mr"],
-            tail,
+            share["tail_nv"],
             fields["tail_mr"],
             fields["pack_a"],
             fields["b_mode"],
             *(select(fields[name] == 0, as_int(1 << 40), fields[name]) for name in _BLOCKS),
         ],
     }
+
+
+def _cut(
+    index: Expr, fields: dict[str, Expr], m: Expr, panels: Expr, found: dict[str, Pointer]
+) -> None:
+    """What of the whole, which is in ``found``, chunk ``index`` takes."""
+    i = let(div(index, fields["splits_n"]))
+    j = let(index - i * fields["splits_n"])
+    small, large, tiles = balanced(m, fields["mr"])
+
+    def row_of(part: Expr) -> Expr:
+        tile = let(div(part * tiles, fields["splits_m"]))
+        return let(tile * small + minimum(tile, large))
+
+    row = row_of(i)
+    found["row"][0] = row
+    found["rows"][0] = row_of(i + 1) - row
+    groups = let(div(panels - fields["tail_nv"], fields["nv"]))
+    # the tail region is one group more
+    regions = let(groups + select(fields["tail_nv"] > 0, 1, 0))
+
+    def group_of(part: Expr) -> Expr:
+        # rounded up, so that the last part, with the partial panel, is no larger than others
+        return let(minimum(ceil_div(part * regions, fields["splits_n"]), groups))
+
+    first = group_of(j)
+    last = let(j == fields["splits_n"] - 1)
+    tail = let(select(last, fields["tail_nv"], 0))
+    found["tail_nv"][0] = tail
+    found["panel"][0] = first * fields["nv"]
+    found["panels"][0] = (group_of(j + 1) - first) * fields["nv"] + tail
+    with when(tirx.Not(last)):
+        found["columns"][0] = as_int(0)
 
 
 _BLOCKS = ("kc", "mc", "nc")
@@ -78,11 +155,11 @@ def run_items(
     item: Callable[..., None],
     extra: Expr | None = None,
 ) -> None:
-    """All items (a batch entry's share each), serially or by the workers of tvm's pool.
+    """All items (a batch entry's chunk each), serially or by the workers of tvm's pool.
 
     ``item`` is given its number and the addresses of its worker's space for a packed block of A
     and one of B, and with ``extra`` of so many floats more. All that is taken from tvm's pool in
-    one piece, and only if there is any.
+    one piece, once a worker, and only if there is any.
     """
     items = let(batch * fields["splits_m"] * fields["splits_n"])
     depth = let(select(fields["kc"] == 0, k, minimum(fields["kc"], k)))
@@ -103,30 +180,56 @@ def run_items(
     packed = let(ceil_div(wa + wb, _LINE) * _LINE) if extra is not None else let(wa + wb)
     size = packed if extra is None else let(packed + extra)
 
-    def work(first: Expr, count: Expr) -> None:
+    def work(each: Each) -> None:
         def with_workspace() -> None:
             space = workspace(size)
             more = [] if extra is None else [space.at(packed)]
-            with loop(count) as i:
-                item(let(first + i), space.at(0), space.at(wa), *more)
+            each(lambda index: item(index, space.at(0), space.at(wa), *more))
 
         def without() -> None:
             none = scratch(1)
             more = [] if extra is None else [none.at(0)]
-            with loop(count) as i:
-                item(let(first + i), none.at(0), none.at(0), *more)
+            each(lambda index: item(index, none.at(0), none.at(0), *more))
 
         branch(size > 0, with_workspace, without)
 
-    run_ranges(let(fields["workers"]), items, work)
+    run_chunks(let(fields["workers"]), items, work)
 
 
-def run_ranges(workers: Expr, items: Expr, work: Callable[[Expr, Expr], None]) -> None:
-    """``work(first, count)`` for ranges of the items, one range a worker of tvm's pool."""
+def run_chunks(workers: Expr, chunks: Expr, work: Callable[[Each], None]) -> None:
+    """``work(each)`` in each worker of tvm's pool; ``each(body)`` emits ``body(number)`` for the
+    chunks that the worker takes. With one worker, in the calling thread for all in order.
+
+    At most as many workers as a plan can name.
+    """
     with T.attr({"device_id": 0}), T.attr({"device_type": 1}), T.If(workers > 1):
-        with T.Then(), T.parallel(0, workers) as w:
-            chunk = let(ceil_div(items, workers))
-            first = let(minimum(w * chunk, items))
-            work(first, let(minimum(chunk, items - first)))
+        with T.Then():
+            counters = scratch(largest("workers"), INT)
+            with loop(workers) as w:
+                counters[w] = as_int(0)
+            with T.parallel(0, workers) as w:
+                work(lambda body: _take_all(w, workers, chunks, counters, body))
         with T.Else():
-            work(as_int(0), items)
+
+            def in_order(body: Callable[[Expr], None]) -> None:
+                with loop(chunks) as index:
+                    body(index)
+
+            work(in_order)
+
+
+def _take_all(
+    worker: Expr, workers: Expr, chunks: Expr, counters: Pointer, body: Callable[[Expr], None]
+) -> None:
+    """The chunks of the worker's own range, then what the others have left of theirs."""
+    found = scratch(1, INT)
+    with loop(workers) as turn:
+        after = let(worker + turn)
+        owner = let(select(after < workers, after, after - workers))
+        first = let(div(owner * chunks, workers))
+        count = let(div((owner + 1) * chunks, workers) - first)
+        take = Functions.current()[_TAKE]
+        take(counters.at(owner), count, found.at(0))
+        with T.While(found[0] < count):
+            body(let(first + found[0]))
+            take(counters.at(owner), count, found.at(0))

@@ -29,10 +29,15 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
-from tvm_moonpoly.planner import native_groups
+from tvm_moonpoly.planner import native_groups, native_shares
 from tvm_moonpoly.planner.groups import main_form
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
-from tvm_moonpoly.planner.plan import FIELDS, BMode, Plan
+from tvm_moonpoly.planner.native_shares import SHARED_OUT
+from tvm_moonpoly.planner.native_words import decode, encode
+from tvm_moonpoly.planner.plan import BMode, Plan
+from tvm_moonpoly.planner.shares import most_workers
+
+__all__ = ["column_blocks", "decode", "emit", "encode"]
 
 #: The product at hand, as parameters of the native functions.
 _PRODUCT = {"m": INT, "n": INT, "k": INT, "b_mode": INT}
@@ -44,6 +49,7 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
     native_groups.emit(functions, layout, machine, table)
     for form in Form:
         _emit_with_blocks(functions, form, layout, machine, table)
+    native_shares.emit(functions, machine, table)
     _emit_plan(functions, layout, machine, table)
 
 
@@ -177,10 +183,9 @@ def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: Co
             best[0] = stream
             best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.STREAM).encode())
         out[0] = best[1]
-        cores = min(machine.cores, 63)
-        if cores > 1:
+        if most_workers(machine) > 1:
             with when(best[0] * batch >= 2 * table.traffic.launch):
-                out[0] = _shared_out(best[1], m, n, batch, cores, machine.lanes)
+                functions[SHARED_OUT](m, n, k, batch, b_mode, best[0], out.at(0))
 
 
 def _packing(
@@ -221,40 +226,3 @@ def column_blocks(
     nc = cell(minimum(maximum(div(machine.l2_bytes // 2, group_bytes), 1), 1023))
     all_groups = tirx.any(mode != int(BMode.PACKED), groups <= nc)
     return cell(select(all_groups, 0, nc)), cell(select(all_groups, 1, ceil_div(groups, nc)))
-
-
-def _shared_out(word: Expr, m: Expr, n: Expr, batch: Expr, cores: int, lanes: int) -> Expr:
-    fields = decode(word)
-    splits = cell(ceil_div(cores, batch))
-    groups = cell(maximum(div(div(n, lanes) - fields["tail_nv"], fields["nv"]), 1))
-    tiles = cell(ceil_div(m, fields["mr"]))
-    by_rows = ceil_div(tiles, splits) * groups < ceil_div(groups, splits) * tiles
-    return encode(
-        {
-            **fields,
-            "splits_m": select(by_rows, splits, 1),
-            "splits_n": select(by_rows, 1, splits),
-            "workers": minimum(cores, splits * batch),
-        }
-    )
-
-
-def encode(fields: dict[str, Expr]) -> Expr:
-    """The twin of `Plan.encode`."""
-    word, shift = as_int(0), 0
-    for name, (bits, unit) in FIELDS.items():
-        value = fields[name] if unit == 1 else div(fields[name], unit)
-        word = tirx.bitwise_or(word, tirx.shift_left(value, as_int(shift)))
-        shift += bits
-    return cell(word)
-
-
-def decode(word: Expr) -> dict[str, Expr]:
-    """The twin of `Plan.decode`."""
-    word = cell(word)
-    fields, shift = {}, 0
-    for name, (bits, unit) in FIELDS.items():
-        moved = tirx.shift_right(word, as_int(shift))
-        fields[name] = cell(tirx.bitwise_and(moved, as_int((1 << bits) - 1)) * unit)
-        shift += bits
-    return fields

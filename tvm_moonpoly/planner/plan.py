@@ -58,8 +58,9 @@ class Plan:
     ``nv`` panels tiled by at most ``mr`` rows, then one group of ``tail_nv`` panels (0: none)
     tiled by at most ``tail_mr`` rows. Row tiles are balanced: they differ by at most one row.
     Blocks hold at most ``kc`` of the reduction, ``mc`` rows, ``nc`` groups (0: all).
-    Rows are shared out in ``splits_m`` parts and groups in ``splits_n``; ``workers`` threads
-    compute the parts (of all batch entries), 1: the calling thread does.
+    Rows are cut in ``splits_m`` parts and groups in ``splits_n``, which makes as many chunks of
+    each batch entry as the two multiplied. ``workers`` threads take them from one another, 1: the
+    calling thread computes all. With no more chunks than workers the shares are fixed.
     """
 
     nv: int

@@ -8,7 +8,7 @@ blocks of the reduction add.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvm_moonpoly.costmodel.tables import BLOCKINGS, BlockSizes, CostTable
 from tvm_moonpoly.machine import Machine
@@ -25,6 +25,7 @@ from tvm_moonpoly.planner.groups import (
     tallest,
 )
 from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
+from tvm_moonpoly.planner.shares import shared_out
 
 __all__ = [
     "Choice",
@@ -50,7 +51,8 @@ class Choice:
 
 def plan(product: Product, machine: Machine, table: CostTable) -> Plan:
     """The cheapest plan of `candidates` for ``product``, shared out over the machine's cores."""
-    return shared_out(best(product, machine, table), product, machine, table)
+    choice = best(product, machine, table)
+    return shared_out(choice.plan, choice.picoseconds, product, machine, table)
 
 
 def best(product: Product, machine: Machine, table: CostTable) -> Choice:
@@ -158,27 +160,3 @@ def column_blocks(
     if groups <= nc:
         return 0, 1
     return nc, ceil_div(groups, nc)
-
-
-def shared_out(choice: Choice, product: Product, machine: Machine, table: CostTable) -> Plan:
-    """The plan over the machine's cores, when the work is worth more than the launch.
-
-    Whole batch entries are shared out first; within one, the longer of groups and row tiles.
-    """
-    plan = choice.plan
-    cores = min(machine.cores, 63)
-    if cores == 1 or choice.picoseconds * product.batch < 2 * table.traffic.launch:
-        return plan
-    splits = ceil_div(cores, product.batch)
-    groups = (product.n // machine.lanes - plan.tail_nv) // plan.nv
-    tiles = ceil_div(product.m, plan.mr)
-    # the largest part of each split, relative to an even one
-    uneven_n = ceil_div(max(groups, 1), splits) * tiles
-    uneven_m = ceil_div(tiles, splits) * max(groups, 1)
-    by_rows = uneven_m < uneven_n
-    return replace(
-        plan,
-        splits_m=splits if by_rows else 1,
-        splits_n=1 if by_rows else splits,
-        workers=min(cores, splits * product.batch),
-    )
