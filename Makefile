@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz tune-cpu bench-gemm bench-planner bench-instructions clean \
-	need-compiler
+.PHONY: help run test lint fuzz tune-cpu bench-gemm bench-tables bench-planner \
+	bench-instructions notebooks clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -40,14 +40,20 @@ fuzz: need-compiler $(VENV)/.installed-test ## Random matmuls against numpy (ARG
 tune-cpu: need-compiler $(VENV)/.installed-tune ## Tune the micro-kernels for this CPU (ARGS="--quick", "--budget 10m")
 	$(BIN)/moonpoly tune $(ARGS)
 
-bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick --json out.json")
+bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick")
 	$(BIN)/python -m bench.gemm $(ARGS)
 
-bench-planner: need-compiler $(VENV)/.installed-planner ## The planner's choices against the best of all plans (ARGS="--quick")
+bench-tables: need-compiler $(VENV)/.installed-bench ## The README's table of matrix products from bench/results
+	$(BIN)/python -m bench.gemm.page bench/results/gemm-*-thread*.json
+
+bench-planner: need-compiler $(VENV)/.installed-planner ## The choices against the best of all plans, 1 and 2 threads (ARGS="--quick")
 	$(BIN)/python -m bench.planner $(ARGS)
 
 bench-instructions: need-compiler $(VENV)/.installed-run ## Instructions before the first micro-kernel (needs valgrind)
 	$(BIN)/python -m bench.instructions $(ARGS)
+
+notebooks: need-compiler $(VENV)/.installed-notebooks ## Execute bench/notebooks again (ARGS="NAME", MOONPOLY_RETUNE=1)
+	$(BIN)/python -m bench.notebooks $(ARGS)
 
 clean: ## Remove the virtual environment, build outputs and caches
 	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi

@@ -51,12 +51,16 @@ RUN = ["onnxruntime", "safetensors", "threadpoolctl", "tokenizers"]
 # The planner's bench: scipy for its rank correlations, matplotlib for its figure.
 PLANNER = ["matplotlib", "scipy", "threadpoolctl"]
 
+# Executing the notebooks of bench/. They replay MetaSchedule's records, which this TVM alone reads
+# (CORE pins it); psutil as in TUNE, XGBoost only for MOONPOLY_RETUNE=1.
+NOTEBOOKS = [*PLANNER, "ipykernel", "nbclient", "nbformat", "psutil", *XGBOOST]
+
 # One torch for all, so that figures of two machines compare. torch is used as a peer only.
 BENCH = [*RUN, *PLANNER, "torch==2.13.0"]
 
 TEST = [
     *RUN,
-    *PLANNER,
+    *NOTEBOOKS,
     "build",
     "hypothesis",
     # A new minor release of a checker finds new faults in old code: move these two on purpose.
@@ -89,6 +93,13 @@ setup(
     },
     entry_points={"console_scripts": ["moonpoly = tvm_moonpoly.cli:main"]},
     install_requires=CORE,
-    extras_require={"tune": TUNE, "run": RUN, "planner": PLANNER, "bench": BENCH, "test": TEST},
+    extras_require={
+        "tune": TUNE,
+        "run": RUN,
+        "planner": PLANNER,
+        "notebooks": NOTEBOOKS,
+        "bench": BENCH,
+        "test": TEST,
+    },
     zip_safe=False,
 )

@@ -84,6 +84,8 @@ def interleave(
     rounds: int,
     min_seconds: float,
     clock: Callable[[], float],
+    max_seconds: float = math.inf,
+    fewest: int = 1,
 ) -> dict[str, list[float]]:
     """Seconds a call of every runner, one entry a round.
 
@@ -92,6 +94,8 @@ def interleave(
     other round runs backwards, so that nobody always follows the same neighbour. A short call is
     made once more, untimed, ahead of its sample: it brings the operands back into the cache and
     lets the previous runner's threads go to sleep.
+    After ``max_seconds`` no further pair of rounds begins, once ``fewest`` rounds are done: long
+    calls get fewer rounds, and there are as many of them forwards as backwards.
     Raises ValueError for ``rounds`` < 1 or ``min_seconds`` < 0.
     """
     if rounds < 1:
@@ -103,7 +107,10 @@ def interleave(
     repeats = dict.fromkeys(names, 1)
     for run in runners.values():
         run()
+    start = clock()
     for turn in range(rounds):
+        if turn % 2 == 0 and turn >= fewest and clock() - start > max_seconds:
+            break
         shift = turn % len(names) if names else 0
         order = names[shift:] + names[:shift]
         for name in reversed(order) if turn % 2 else order:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from bench.planner import (
     metrics,
     page,
     report,
+    sensitivity,
     session,
     shapes,
+    threads,
 )
 from bench.planner.halving import Stage, Timer
 from bench.planner.judge import Effort
@@ -35,6 +38,7 @@ from bench.planner.variants import (
     g_alone,
     line_of,
     peak_picoseconds,
+    shared_cost,
     square_tile,
     straightened,
     variants,
@@ -110,6 +114,39 @@ def test_summary_of_a_hand_example():
     assert found["large"] == 1
     assert found["spearman"] == 0.5
     assert found["kendall"] is None
+
+
+#: A summary that meets all targets, just so.
+MET = {"mean": 0.02, "p90": 0.05, "worst": 0.12, "top1": 0.75, "top3": 0.92}
+
+
+@pytest.mark.parametrize(
+    ("figures", "missed"),
+    [
+        ({}, []),
+        ({"mean": 0.0201, "top3": 0.91}, ["mean", "top3"]),
+        ({"p90": 0.051, "worst": 0.2, "top1": 0.74}, ["p90", "worst", "top1"]),
+        ({"top3": None}, ["top3"]),
+    ],
+)
+def test_targets_are_met_or_missed(figures, missed):
+    met, short = metrics.judged(MET | figures)
+    assert [target.figure for target in short] == missed
+    assert {target.figure for target in met} == MET.keys() - set(missed)
+    told = page.targets(MET | figures)
+    assert told.count("**missed**") == len(missed)
+    assert told.startswith("Targets that are missed: " if missed else "All targets are met.")
+    assert "| worst | at most 12% |" in told
+
+
+def test_the_report_says_for_which_threads_a_target_is_missed():
+    doc = {"threads": 2, "summary": {"all": {LEARNED: MET | {"p90": 0.0504}}}}
+    console = Console(width=240)
+    with console.capture() as capture:
+        report.print_targets(console, doc)
+    met, missed = capture.get().splitlines()
+    assert met.startswith("targets met, 2 threads: mean loss 2.00% (at most 2%); worst 12.00%")
+    assert missed == "targets missed, 2 threads: 90th percentile 5.04% (at most 5%)"
 
 
 def test_rank_correlations():
@@ -335,6 +372,74 @@ def test_the_fixed_rule_is_the_usual_one():
     )
 
 
+# Several threads
+
+TWO_CORES = replace(AVX2, cores=2)
+
+
+def test_plans_are_shared_out_in_every_way():
+    plan = Plan(2, 6, 1, 4, False, BMode.PREPACKED)
+    product = Product(13, 72, 100)  # three row tiles, four groups and a tail
+    found = list(threads.sharings(plan, product, TWO_CORES))
+    assert {(each.splits_m, each.splits_n, each.workers) for each in found} == {
+        (1, 1, 1), (1, 2, 2), (2, 1, 2), (1, 4, 2), (2, 2, 2), (2, 4, 2),
+    }  # fmt: skip
+    # whole batch entries are parts as well
+    batch = list(threads.sharings(plan, replace(product, batch=5), TWO_CORES))
+    assert replace(plan, workers=2) in batch
+    alone = list(threads.sharings(plan, Product(6, 16, 100), TWO_CORES))
+    assert alone == [plan]
+    for each in [*found, *batch]:
+        assert Plan.decode(each.encode()) == each
+        assert same_work(each, product, TWO_CORES) == each or each.workers == 1
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_the_planners_sharing_is_one_of_them(product):
+    table = shipped_table().for_cores(2)
+    chosen = spec.plan(product, TWO_CORES, table)
+    assert chosen.workers == 1 or chosen in set(threads.sharings(chosen, product, TWO_CORES))
+
+
+def test_only_the_fastest_on_one_core_are_shared_out():
+    product, table = Product(33, 384, 384), shipped_table().for_cores(2)
+    planners = variants(TWO_CORES, table)
+    plans = threads.one_core_plans(product, TWO_CORES, table, planners)
+    assert len(set(plans)) == len(plans) >= len(every_plan(product, TWO_CORES, table))
+    assert all(plan.workers == 1 for plan in plans)
+    seconds = [1 + 0.001 * ((7 * i) % len(plans)) for i in range(len(plans))]
+    seconds[0] = 9
+    best = threads.worth_sharing(plans, lambda plan, sample, turn: seconds[plan])
+    assert best[-1] == plans[0] and len(best) == threads.BEST + 1
+    fastest = sorted(range(len(plans)), key=lambda i: seconds[i])[: threads.BEST]
+    assert best[:-1] == [plans[i] for i in fastest]
+
+
+def test_what_a_shared_plan_costs():
+    plan = Plan(2, 6, 0, 0, False, BMode.PREPACKED)
+    assert shared_cost(plan, 900, Product(1, 16, 1), 50) == 900
+    shared = replace(plan, splits_m=3, workers=2)
+    assert shared_cost(shared, 900, Product(1, 16, 1), 50) == 650  # two parts of three
+    assert shared_cost(replace(plan, workers=2), 900, Product(1, 16, 1, 4), 400) == 550
+
+
+# A wrong description of the machine
+
+
+@pytest.mark.parametrize(("machine", "cores"), [(ONE_CORE, {2}), (TWO_CORES, {1, 4})])
+def test_mistakes_change_one_thing(machine, cores):
+    told = {name: description for name, _, description in sensitivity.mistakes(machine)}
+    assert len(told) == 6 + len(cores)
+    assert {each.cores for each in told.values()} - {machine.cores} == cores
+    assert told["half the L2"] == replace(machine, l2_bytes=machine.l2_bytes // 2)
+    assert told["twice the L1"] == replace(machine, l1_bytes=machine.l1_bytes * 2)
+    table = random_table(machine, 3)
+    product = Product(300, 800, 2100)
+    for planner in sensitivity.mistaken(machine, table):
+        expected = spec.plan(product, told[planner.name], table.for_cores(told[planner.name].cores))
+        assert planner.ranked(product)[0].plan == expected
+
+
 # One shape
 
 
@@ -353,7 +458,7 @@ def judged_by(
         return priced(product, plan, ONE_CORE, truth)
 
     planners = [Variant(LEARNED, "", ranked, cost)]
-    field = judge.field_of(product, ONE_CORE, truth, planners)
+    field = judge.field_of(product, ONE_CORE, every_plan(product, ONE_CORE, truth), planners)
     timer = made_up(field, truth)
     return judge.judged(field, planners, timer, Effort(sample=1, budget=1, least=12), 0)
 
@@ -386,7 +491,7 @@ def test_a_perfect_planner_loses_nothing_and_a_bad_one_is_reported(product):
 def test_what_is_chosen_is_a_finalist_however_slow():
     product, truth = Product(300, 800, 2100), table_of(3)
     planners = variants(ONE_CORE, table_of(4))
-    field = judge.field_of(product, ONE_CORE, truth, planners)
+    field = judge.field_of(product, ONE_CORE, every_plan(product, ONE_CORE, truth), planners)
     row = judge.judged(field, planners, made_up(field, truth), Effort(1, 1, 12), 0)
     for planner in planners:
         assert row["planners"][planner.name]["plan"] in row["finalists"]
@@ -400,16 +505,17 @@ def test_what_is_chosen_is_a_finalist_however_slow():
 
 
 def test_shapes_are_many_bounded_and_repeatable():
-    full = shapes.chosen_shapes(cli.FULL, cli.SEED)
-    assert len(full) == cli.FULL >= 60
-    assert full == shapes.chosen_shapes(cli.FULL, cli.SEED)
-    assert full != shapes.chosen_shapes(cli.FULL, cli.SEED + 1)
+    count = cli.FULL[1]
+    full = shapes.chosen_shapes(count, cli.SEED)
+    assert len(full) == count >= 60
+    assert full == shapes.chosen_shapes(count, cli.SEED)
+    assert full != shapes.chosen_shapes(count, cli.SEED + 1)
     assert max(shape.work for shape in full) <= shapes.LARGEST
     constant = sum(shape.b_mode == BMode.PREPACKED for shape in full)
     assert len(full) / 2 < constant < len(full)
     assert {shape.b_mode for shape in full} == set(shapes.KINDS)
     assert sum(shape.m <= 16 for shape in full) >= 15
-    assert sum(shape.random for shape in full) == cli.FULL / 2
+    assert sum(shape.random for shape in full) == count / 2
     assert max(shape.work for shape in shapes.chosen_shapes(24, 1, shapes.QUICK_LARGEST)) <= 10**8
     assert len(set(shapes.listed())) == len(shapes.listed())
     for shape in full:
@@ -419,7 +525,7 @@ def test_shapes_are_many_bounded_and_repeatable():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--threads", "2"], "--threads must be 1"),
+        (["--threads", "3"], "invalid choice: 3"),
         (["--shapes", "1"], "--shapes must be at least 2"),
         (["--seed", "-1"], "--seed"),
         (["--json", "nowhere/at/all.json"], "there is no folder"),
@@ -431,11 +537,32 @@ def test_wrong_options_are_one_sentence(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_a_file_of_results_for_each_number_of_threads():
+    assert cli.named(Path("a/planner.json"), 1) == Path("a/planner-1-thread.json")
+    assert cli.named(Path("a/planner.json"), 2) == Path("a/planner-2-threads.json")
+
+
+def test_without_threads_each_number_has_a_process(monkeypatch):
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> object:
+        ran.append(command[3:])
+        return subprocess.CompletedProcess(command, len(ran) - 1)
+
+    monkeypatch.setattr(cli.subprocess, "run", run)
+    monkeypatch.setattr(cli, "cores", lambda: 2)
+    assert cli.main(["--quick", "--json", "out.json"]) == 1  # that of the process that failed
+    assert ran == [
+        ["--quick", "--json", "out.json", "--threads", "1", "--json", "out-1-thread.json"],
+        ["--quick", "--json", "out.json", "--threads", "2", "--json", "out-2-threads.json"],
+    ]
+
+
 # A whole run
 
 
-@pytest.fixture(scope="module")
-def document() -> dict:
+@pytest.fixture(scope="module", params=[1, 2])
+def document(request) -> dict:
     """A short run on this machine, the instructions left out: valgrind takes a minute."""
     few = [
         shapes.Shape("listed", 40, 200, 96),
@@ -449,12 +576,12 @@ def document() -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decision, "instructions", refused)
         effort = Effort(sample=0.0002, budget=0.1)
-        return session.run_bench(few, effort, 1, Console(quiet=True))
+        return session.run_bench(few, effort, 1, Console(quiet=True), request.param)
 
 
 def test_a_run_says_all_that_is_needed(document):
     doc = json.loads(json.dumps(document, allow_nan=False))
-    assert {"machine", "target", "log", "seed", "summary", "decision", "shapes"} <= set(doc)
+    assert {"machine", "target", "log", "seed", "summary", "shapes", "threads"} <= set(doc)
     assert len(doc["log"]["digest"]) == 16
     assert doc["log"]["header"]["kind"] == "header"
     assert set(doc["summary"]["all"]) == set(doc["about"])
@@ -466,6 +593,15 @@ def test_a_run_says_all_that_is_needed(document):
         for own in row["planners"].values():
             assert own["plan"] in words and own["plan"] in row["finalists"]
             assert 0 <= own["loss"] < 20
+    assert set(doc["sensitivity"]) == set(doc["mistakes"])
+    for mistake, own in doc["sensitivity"].items():
+        losses = [row["planners"][mistake]["loss"] for row in doc["shapes"]]
+        assert own["mean"] == pytest.approx(np.mean(losses))
+        assert 0 <= own["differs"] <= 1
+        assert own["mean"] == pytest.approx(doc["summary"]["all"][LEARNED]["mean"] + own["more"])
+    assert ("decision" in doc) == (doc["threads"] == 1)
+    if "decision" not in doc:
+        return
     assert set(doc["decision"]["ns"]) == {"all", "constant", "by rows", "by columns"}
     assert all(20 < ns < 20_000 for ns in doc["decision"]["ns"].values())
     assert doc["decision"]["no_instructions"] == "valgrind is missing"
@@ -484,7 +620,10 @@ def test_the_report_tells_the_losses(document):
     assert "All losses above 5%" in text
     assert "12.3%" in text
     assert "waves alone" in text and "fixed rule" in text
-    assert "a decision for a new shape" in text
+    assert ("a decision for a new shape" in text) == ("decision" in document)
+    assert text.index("All losses above") < text.index("waves alone")
+    assert "L2 of" in text
+    assert f"targets met, {report.threads(document)}" in text or "targets missed" in text
 
 
 def test_the_page_of_a_run(document, tmp_path: Path):
@@ -493,12 +632,16 @@ def test_the_page_of_a_run(document, tmp_path: Path):
     marks = [f"<!-- {name}: {end} -->" for name in ("example", "results") for end in ENDS]
     text.write_text("\n".join(["before", *marks, "after"]))
     for _ in range(2):  # what was put there is replaced
-        assert page.main([str(results), str(text), "--shape", "40,200,96"]) == 0
+        assert page.main([str(results), str(results), str(text), "--shape", "40,200,96"]) == 0
     written = text.read_text()
     assert written.startswith("before") and written.endswith("after")
     assert written.count("$ moonpoly explain matmul 40 200 96") == 1
-    assert written.count("| waves alone |") == 1
-    assert "A decision for a new shape takes" in written
+    about = document["mistakes"]["half the L2"]
+    assert written.count("| waves alone |") == written.count(f"| {about} |") == 2
+    own = document["sensitivity"]["half the L2"]
+    assert written.count(f"| {report.points(own['more'])} points |") >= 2
+    assert written.count("| target | wanted | reached |  |") == 2
+    assert ("A decision for a new shape takes" in written) == ("decision" in document)
     text.write_text("no marks")
     with pytest.raises(SystemExit):
         page.main([str(results), str(text)])

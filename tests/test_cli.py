@@ -139,7 +139,10 @@ def test_help_of_each_command_has_examples_of_it(ok, name):
         (["compile", "x", "-o", "x.so", "--dim", "n=0"], "--dim: must be a whole number of at"),
         (["logs"], "required: ACTION"),
         (["logs", "import"], "required: file"),
-        (["bench", "nope"], "must be one of fuzz, gemm, instructions, minilm, planner, not 'nope'"),
+        (
+            ["bench", "nope"],
+            "must be one of fuzz, gemm, instructions, minilm, notebooks, planner, not 'nope'",
+        ),
     ],
     ids=" ".join,
 )

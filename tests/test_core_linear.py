@@ -28,7 +28,7 @@ from tvm_moonpoly.operators import activation as activations
 from tvm_moonpoly.operators.linear import PACK
 from tvm_moonpoly.operators.operator_library import TABLE_ROWS
 from tvm_moonpoly.planner import spec
-from tvm_moonpoly.planner.plan import Plan
+from tvm_moonpoly.planner.plan import BMode, Plan
 
 ALL = tuple(Activation)
 
@@ -90,7 +90,7 @@ def test_activations_over_all_floats(library, activation):
     np.testing.assert_array_equal(np.isnan(result), np.tile(np.isnan(expected), (3, 1)))
     infinite = np.isinf(expected)
     np.testing.assert_array_equal(result[:, infinite], np.tile(expected[infinite], (3, 1)))
-    # relative for large values, 3e-7 (of erf's formula, for |x| near 1) for the rest
+    # relative for large values, 4e-7 (of gelu's formula, for |x| near 1) for the rest
     assert (error <= 1e-6 * np.maximum(np.abs(expected[finite]), 0.5)).all()
 
 
@@ -175,7 +175,9 @@ def _large(library, rng, m, n, k):
     return Weight.of(library, values(rng, k, n), values(rng, n)), values(rng, m, k)
 
 
-@pytest.mark.parametrize("blocks", BLOCKINGS, ids=str)
+@pytest.mark.parametrize(
+    "blocks", [blocks for blocks in BLOCKINGS if spec.suits(blocks, BMode.PREPACKED)], ids=str
+)
 def test_every_candidate_of_every_blocking(library, rng, blocks):
     """A shape that all blockings apply to; each candidate of the planner is forced in turn."""
     m, n, k = 251, 75, 2100

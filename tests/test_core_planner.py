@@ -133,6 +133,7 @@ def random_products(count: int, seed: int) -> list[Product]:
             k=size(0, 20_000),
             batch=int(rng.choice([1, 1, 1, 2, 3, 8, 15, 16, 17, 96, 5_000])),
             b_mode=BMode(int(rng.integers(0, 3))),
+            b_row=int(rng.choice([0, 0, 0, 1024, 40_960, 40_008])),
         )
         for _ in range(count)
     ]
@@ -158,7 +159,7 @@ class NativePlanner:
         self._function = native.build(defined.module(), tvm_moonpoly.detect_target())["plan_many"]
 
     def __call__(self, products: list[Product]) -> list[Plan]:
-        shapes = np.array([(p.m, p.n, p.k, p.batch, int(p.b_mode)) for p in products], np.int64)
+        shapes = np.array([(p.m, p.n, p.k, p.batch, p.stored) for p in products], np.int64)
         out = tvm.runtime.tensor(np.zeros(len(products), np.int64))
         self._function(tvm.runtime.tensor(shapes), out)
         return [Plan.decode(int(word)) for word in out.numpy()]
@@ -337,6 +338,16 @@ def test_the_best_is_the_cheapest_and_the_first():
         first = next(choice for choice in choices if choice.picoseconds == cheapest)
         assert spec.best(product, machine, table) == first
         assert spec.plan(product, machine, table) == first.plan  # on one core
+
+
+@pytest.mark.parametrize("product", [Product(9, 500, 5000), Product(300, 500, 5000)])
+def test_the_reduction_alone_is_cut_only_for_b_in_place(product):
+    machine = replace(AVX2, cores=1)
+    table = random_table(machine, 5)
+    for stored in READINGS:
+        weighed = spec.candidates(replace(product, b_mode=stored), machine, table)
+        cut = {c.plan.b_mode for c in weighed if c.plan.kc and not c.plan.mc}
+        assert cut == ({BMode.DIRECT} if stored == BMode.DIRECT else set())
 
 
 def test_work_is_shared_out_when_it_is_worth_a_launch():

@@ -53,13 +53,23 @@ def executable(path: Path, text: str) -> Path:
 def test_help_lists_every_target(arguments: tuple[str, ...]) -> None:
     result = make(*arguments)
     assert result.returncode == 0, result.stderr
-    targets = "help run test lint fuzz tune-cpu bench-gemm bench-planner bench-instructions clean"
-    for name in targets.split():
+    targets = "help run test lint fuzz tune-cpu bench-gemm bench-planner bench-instructions"
+    for name in [*targets.split(), "notebooks", "clean"]:
         assert f"make {name} " in result.stdout
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "test", "fuzz", "tune-cpu", "bench-gemm", "bench-planner", "bench-instructions"]
+    "name",
+    [
+        "run",
+        "test",
+        "fuzz",
+        "tune-cpu",
+        "bench-gemm",
+        "bench-planner",
+        "bench-instructions",
+        "notebooks",
+    ],
 )
 def test_missing_compiler_is_one_early_sentence(name: str, tools: Path, tmp_path: Path) -> None:
     result = make(name, f"VENV={tmp_path / 'venv'}", PATH=str(tools))

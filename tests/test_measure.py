@@ -53,6 +53,20 @@ def test_short_calls_are_warmed_up_before_each_later_sample():
     assert seconds["short"] == pytest.approx([0.04] * 3)
 
 
+def test_long_calls_get_fewer_rounds_but_as_many_forwards_as_backwards():
+    clock = FakeClock()
+    runners = {"a": clock.work("a", 1.0), "b": clock.work("b", 2.0)}
+    seconds = measure.interleave(
+        runners, rounds=20, min_seconds=0.5, clock=clock, max_seconds=10, fewest=2
+    )
+    # Four rounds of 3 seconds: after three they have taken less, but rounds come in pairs.
+    assert [len(times) for times in seconds.values()] == [4, 4]
+    seconds = measure.interleave(
+        runners, rounds=20, min_seconds=0.5, clock=clock, max_seconds=1, fewest=6
+    )
+    assert [len(times) for times in seconds.values()] == [6, 6]
+
+
 def test_samples_are_long_enough():
     clock = FakeClock()
     marks: list[float] = []

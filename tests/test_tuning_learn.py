@@ -248,3 +248,14 @@ def test_points_in_a_table():
         48 * RECORDS[1].mr
     ]
     assert PlanTask(Product(1, 8, 1), Plan(1, 1, 0, 0, False, BMode.PREPACKED))
+
+
+def test_a_table_is_halfway_to_a_straight_line():
+    line = [500 + 20 * k for k in TRIPS]
+    assert table.halfway(line) == pytest.approx(line)
+    step = list(line)
+    step[6] = step[6] * 1.3
+    found = table.halfway(step)
+    # half of the step is left, in logarithms, and what is around it has hardly moved
+    assert found[6] / line[6] == pytest.approx(math.sqrt(1.3), rel=0.03)
+    assert np.delete(found, 6) == pytest.approx(np.delete(line, 6), rel=0.03)

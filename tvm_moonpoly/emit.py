@@ -319,6 +319,13 @@ def switch(value: Expr, cases: Sequence[int], emit: Callable[[int], None]) -> No
     )
 
 
+def prefetch(address: Expr, level: int = 1) -> None:
+    """Fetch the cache line at ``address``, to be read, into the caches from ``level`` (1 to 3) on.
+    What is not there is no error."""
+    read, near, data = (tirx.const(number, "int32") for number in (0, 4 - level, 1))
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch", address, read, near, data))
+
+
 def item_size(dtype: str) -> int:
     """Bytes of one element."""
     return tvm.DataType(dtype).bits // 8

@@ -191,8 +191,14 @@ def parts(
             for part, picoseconds in _task_parts(entry, table).items():
                 spent[part] += count * picoseconds
         else:
-            spent[PARTS[entry]] += count * price(entry, table)
+            spent[_part_of(entry, choice.plan)] += count * price(entry, table)
     return +spent
+
+
+def _part_of(entry: str, plan: Plan) -> str:
+    """What an entry of the traffic is, in words; crowded rows that are read in place are charged as
+    if they were packed."""
+    return READING_B if plan.b_mode == BMode.DIRECT and entry == "pack_rows" else PARTS[entry]
 
 
 def _task_parts(task: Task, table: CostTable) -> dict[str, int]:

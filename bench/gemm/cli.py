@@ -1,4 +1,4 @@
-"""The command line: options in, tables and a JSON file out."""
+"""The command line: options in, tables and JSON files out."""
 
 from __future__ import annotations
 
@@ -8,80 +8,169 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from bench.gemm import environment
-from bench.gemm.peers import PEER_NAMES
+from bench.gemm.cases import all_cases, quick_cases
+from bench.gemm.journal import BUSY, QUIET, Journal
+from bench.gemm.peers import DEFAULT_NAMES, PEER_NAMES
 from bench.gemm.run import Effort
-from bench.gemm.shapes import Shape, full_shapes, parse_shapes, quick_shapes
+from bench.gemm.shapes import Shape, parse_shapes
 
 # The quick run must end within four minutes, of which compiling may take one on slow cores.
-QUICK = Effort(rounds=8, min_seconds=0.01, budget=130)
-FULL = Effort(rounds=15, min_seconds=0.02, budget=3600)
+QUICK = Effort(rounds=8, min_seconds=0.01, case_seconds=2, budget=150)
+FULL = Effort(rounds=16, min_seconds=0.01, case_seconds=6, budget=40 * 60)
+SEED = 20_005
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options; ends the program with a message when they are wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.gemm", description="Matrix products against other libraries."
+        prog="python -m bench.gemm",
+        description="Matrix products against other libraries. A run that was interrupted goes on "
+        "where it stopped when the same command is given again.",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="about 70 shapes, at most 4 minutes")
-    add("--json", metavar="FILE", type=Path, help="write all figures there")
-    add("--shapes", metavar="M,N,K[,BATCH];...", help="only these shapes")
-    add("--threads", type=int, default=1, help="threads a candidate; only 1 is supported")
+    add("--quick", action="store_true", help="about 60 small cases, at most 4 minutes")
+    add("--threads", metavar="N[,N]", help="threads a candidate; 1,2, with --quick 1")
+    add("--shapes", metavar="M,N,K[,BATCH];...", help="only these")
+    add("--workloads", metavar="NAME,...", help="only these, such as dynamic,row")
+    add("--seed", type=int, default=SEED, help=f"of the random cases; {SEED} unless given")
     add("--rounds", type=int, help=f"{QUICK.rounds} with --quick, else {FULL.rounds}")
-    add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}; all by default")
+    add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
+    add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}")
+    add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
+    add("--json", metavar="FILE", type=Path, help="of the figures, for one number of threads")
+    add("--each", action="store_true", help="print a line for every case")
+    add("--resume", action="store_true", help="go on with the journal there; the default")
+    add("--restart", action="store_true", help="start anew, whatever the journal holds")
     options = parser.parse_args(arguments)
-    if options.threads != 1:
-        parser.error(
-            f"--threads must be 1, got {options.threads}: the thread pools of several libraries "
-            "in one process disturb each other"
-        )
-    if options.rounds is not None and options.rounds < 2:
-        parser.error(f"--rounds must be at least 2, got {options.rounds}")
-    if options.json is not None and not options.json.resolve().parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
-    chosen = PEER_NAMES if options.peers is None else tuple(options.peers.split(","))
-    unknown = [name for name in chosen if name not in PEER_NAMES]
-    if unknown:
-        parser.error(f"--peers: unknown {', '.join(unknown)}; known are {', '.join(PEER_NAMES)}")
-    options.peers = chosen
     try:
-        options.shapes = choose_shapes(options.quick, options.shapes)
+        check(options)
     except ValueError as wrong:
         parser.error(str(wrong))
     return options
 
 
-def choose_shapes(quick: bool, text: str | None) -> list[Shape]:
-    """The shapes to measure; raises ValueError when ``text`` is malformed."""
-    if text is not None:
-        return parse_shapes(text)
-    return quick_shapes() if quick else full_shapes()
+def check(options: argparse.Namespace) -> None:
+    """Put values in place of text; raises ValueError that names the option and the rule."""
+    if options.resume and options.restart:
+        raise ValueError("--resume and --restart exclude each other")
+    if options.rounds is not None and options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    if options.budget is not None and options.budget <= 0:
+        raise ValueError(f"--budget must be positive, got {options.budget}")
+    if options.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {options.seed}")
+    options.threads = parse_threads(options.threads or ("1" if options.quick else "1,2"))
+    if options.json is not None:
+        if len(options.threads) > 1:
+            raise ValueError("--json takes one number of threads: add --threads 1, or use --out")
+        if not options.json.resolve().parent.is_dir():
+            raise ValueError(f"--json: there is no folder {options.json.parent}")
+    chosen = DEFAULT_NAMES if options.peers is None else tuple(options.peers.split(","))
+    unknown = [name for name in chosen if name not in PEER_NAMES]
+    if unknown:
+        known = ", ".join(PEER_NAMES)
+        raise ValueError(f"--peers: unknown {', '.join(unknown)}; known are {known}")
+    options.peers = chosen
+    options.cases = choose_cases(options)
+
+
+def parse_threads(text: str) -> list[int]:
+    """Numbers of threads from ``"1,2"``."""
+    numbers = [int(part) if part.isdigit() else 0 for part in text.split(",")]
+    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise ValueError(f"--threads takes different numbers from 1, such as 1,2, got {text!r}")
+    return numbers
+
+
+def choose_cases(options: argparse.Namespace) -> list[Shape]:
+    """The cases to measure; raises ValueError when what was asked for is malformed or empty."""
+    if options.shapes is not None:
+        return parse_shapes(options.shapes)
+    cases = quick_cases(options.seed) if options.quick else all_cases(options.seed)
+    if options.workloads is not None:
+        wanted = set(options.workloads.split(","))
+        cases = [case for case in cases if case.workload in wanted]
+        unknown = wanted - {case.workload for case in cases}
+        if unknown:
+            raise ValueError(f"--workloads: there are no cases of {', '.join(sorted(unknown))}")
+    return cases
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench. Expects the environment of ``environment.fair_environment``."""
     options = parse(arguments)
-    environment.restart_in_fair_environment(options.threads)
-    start = time.monotonic()
-    from bench.gemm.report import make_console, print_document
-    from bench.gemm.session import run_bench
+    environment.restart_in_fair_environment(min(options.threads))
+    from bench.gemm.report import make_console
 
-    effort = QUICK if options.quick else FULL
-    if options.rounds is not None:
-        effort = Effort(options.rounds, effort.min_seconds, effort.budget)
     console = make_console()
+    path = options.out / f"gemm{'-quick' if options.quick else ''}.jsonl"
+    if options.shapes is not None:
+        path = options.out / "gemm-shapes.jsonl"
     try:
-        document = run_bench(options.shapes, options.peers, effort, options.threads, console)
+        measure(options, path, console)
     except RuntimeError as reason:
         console.print(f"[red]bench.gemm: {reason}", highlight=False)
         return 1
-    document["seconds"] = time.monotonic() - start
-    print_document(console, document)
-    console.print(
-        f"took {document['seconds']:.0f} s, of which "
-        f"{document['seconds_to_prepare']:.0f} s to load and to compile"
-    )
-    if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; what was measured is in {path}: the same command goes on")
+        return 130
     return 0
+
+
+def measure(options: argparse.Namespace, path: Path, console: Console) -> None:
+    """Measure for each number of threads, print and write its document."""
+    from bench.gemm.document import document
+    from bench.gemm.report import print_document
+    from bench.gemm.session import header, run_one_thread
+
+    effort = QUICK if options.quick else FULL
+    rounds = options.rounds or effort.rounds
+    budget = effort.budget if options.budget is None else 60 * options.budget
+    effort = Effort(rounds, effort.min_seconds, effort.case_seconds, budget)
+    console.print(f"random cases by seed {options.seed}", highlight=False)
+    chosen = {"threads": options.threads, "workloads": options.workloads, "shapes": options.shapes}
+    about = header(effort, options.peers, options.seed, chosen)
+    with Journal(path, about, restart=options.restart) as journal:
+        if journal.resumed:
+            console.print(f"going on with the {len(journal.records)} runs of {path}")
+        elif journal.reason is not None:
+            console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+        for threads in options.threads:
+            start = time.monotonic()
+            if threads == 1:
+                run_one_thread(options.cases, options.peers, effort, journal, console)
+            elif not measure_threads(options, effort, threads, journal, console):
+                console.print(f"none of these cases is measured with {threads} threads")
+                continue
+            found = document(journal, threads)
+            print_document(console, found, each=options.each)
+            console.print(f"took {time.monotonic() - start:.0f} s")
+            name = f"{path.stem}-{threads}-thread{'s' if threads > 1 else ''}.json"
+            write_json(options.json or options.out / name, found)
+        journal.finish()
+
+
+def measure_threads(
+    options: argparse.Namespace, effort: Effort, threads: int, journal: Journal, console: Console
+) -> bool:
+    """Fill the journal with cases of several threads, the given ones or some of each workload;
+    whether there are any."""
+    from bench.gemm.threads.cases import busy_cases, quiet_cases
+    from bench.gemm.threads.session import run_threads
+
+    cases, busy = options.cases, []
+    if options.shapes is None:
+        busy = busy_cases(cases, options.quick)
+        cases = quiet_cases(cases, options.quick)
+    for mode, chosen in ((QUIET, cases), (BUSY, busy)):
+        if chosen:
+            run_threads(chosen, options.peers, effort, threads, journal, console, mode)
+    return bool(cases)
+
+
+def write_json(path: Path, found: dict[str, object]) -> None:
+    """The document as a file."""
+    path.write_text(json.dumps(found, indent=1) + "\n")

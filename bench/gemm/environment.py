@@ -33,6 +33,10 @@ HANDICAPS = (
     "ONEDNN_VERBOSE",
 )
 
+# numpy asks for large pages for its arrays, which nobody else here does for tensors or packed
+# weights: the same weight would be read faster by those that read it where numpy put it.
+PAGES = {"NUMPY_MADVISE_HUGEPAGE": "0"}
+
 REMOVED = "BENCH_GEMM_REMOVED"
 
 
@@ -43,6 +47,7 @@ def fair_environment(current: Mapping[str, str], threads: int) -> dict[str, str]
     """
     fair = {name: value for name, value in current.items() if name not in HANDICAPS}
     fair.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    fair.update(PAGES)
     removed = [name for name in HANDICAPS if name in current]
     if removed:
         fair[REMOVED] = " ".join(removed)

@@ -1,4 +1,4 @@
-"""Operands that every candidate shares, and the check of a result against float64."""
+"""The arrays of a case, the same for every candidate. What they must give is in ``reference``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import numpy as np
 from bench.gemm.shapes import Shape
 
 ALIGNMENT = 64
-UNIT_ROUNDOFF = 2.0**-24
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Arrays of one shape, each 64-byte aligned and C-contiguous, without a batch axis for batch 1.
+    """Arrays of one case, each 64-byte aligned, without a batch axis for batch 1.
 
     ``b`` is (k, n) and ``bt`` the same values as (n, k). A constant weight is there in both orders,
-    since a library may store a weight as it likes; of a dynamic right operand only the order that
-    the shape names exists. All candidates that accept an output array write to ``out``.
+    since a library may store a weight as it likes; of a right operand that is new at each call only
+    the order that the shape names exists, its rows ``shape.row_stride`` elements apart. Everything
+    else is C-contiguous. All candidates that accept an output array write to ``out``.
+
+    ``bias`` (n,) and ``residual`` (m, n) are there where the epilogue needs them. ``chain`` holds
+    the (k, k) weights of a chain, orthogonal ones so that values keep their size; ``b`` is its
+    first.
     """
 
     shape: Shape
@@ -27,6 +31,9 @@ class Operands:
     b: np.ndarray | None
     bt: np.ndarray | None
     out: np.ndarray
+    bias: np.ndarray | None = None
+    residual: np.ndarray | None = None
+    chain: tuple[np.ndarray, ...] = ()
 
     @property
     def right(self) -> np.ndarray:
@@ -38,6 +45,13 @@ class Operands:
             return self.b
         assert self.bt is not None
         return np.swapaxes(self.bt, -1, -2)
+
+    @property
+    def stored(self) -> np.ndarray:
+        """The right operand as it is stored: ``b``, or ``bt`` where there is no ``b``."""
+        stored = self.b if self.b is not None else self.bt
+        assert stored is not None
+        return stored
 
 
 def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
@@ -55,62 +69,41 @@ def aligned_copy(values: np.ndarray) -> np.ndarray:
     return copy
 
 
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """An aligned array of standard normal values."""
+    made = aligned_empty(shape)
+    rng.standard_normal(out=made, dtype=np.float32)
+    return made
+
+
 def make_weight(n: int, k: int, seed: int) -> np.ndarray:
     """An aligned (k, n) weight of standard normal values."""
-    return aligned_copy(np.random.default_rng(seed).standard_normal((k, n), np.float32))
+    return normal(np.random.default_rng(seed), k, n)
+
+
+def make_chain(k: int, count: int, seed: int) -> tuple[np.ndarray, ...]:
+    """``count`` different orthogonal (k, k) weights."""
+    rng = np.random.default_rng(seed)
+    return tuple(aligned_copy(np.linalg.qr(rng.standard_normal((k, k)))[0]) for _ in range(count))
 
 
 def make_operands(shape: Shape, seed: int, weight: np.ndarray | None = None) -> Operands:
     """Operands of ``shape`` with normal values; ``weight`` is (k, n), made here unless given."""
     rng = np.random.default_rng(seed)
-    lead = (shape.batch,) if shape.dynamic else ()
-    a = aligned_copy(rng.standard_normal((*lead, shape.m, shape.k), np.float32))
+    lead = (shape.batch,) if shape.batch > 1 else ()
+    a = normal(rng, *lead, shape.m, shape.k)
     out = aligned_empty((*lead, shape.m, shape.n))
-    if not shape.dynamic:
+    bias = normal(rng, shape.n) if shape.epilogue != "none" else None
+    residual = normal(rng, shape.m, shape.n) if shape.epilogue == "bias_residual" else None
+    if shape.products > 1:
+        chain = make_chain(shape.k, shape.products, seed)
+        return Operands(shape, a, chain[0], None, out, chain=chain)
+    if shape.constant:
         b = make_weight(shape.n, shape.k, seed) if weight is None else weight
-        return Operands(shape, a, b, aligned_copy(b.T), out)
+        return Operands(shape, a, b, aligned_copy(b.T), out, bias, residual)
+    rows = shape.n if shape.transposed else shape.k
+    stride = shape.row_stride or shape.row_length
+    stored = normal(rng, *lead, rows, stride)[..., : shape.row_length]
     if shape.transposed:
-        bt = aligned_copy(rng.standard_normal((*lead, shape.n, shape.k), np.float32))
-        return Operands(shape, a, None, bt, out)
-    b = aligned_copy(rng.standard_normal((*lead, shape.k, shape.n), np.float32))
-    return Operands(shape, a, b, None, out)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The float64 product, and how far each element of a float32 product may be from it."""
-
-    values: np.ndarray
-    tolerance: np.ndarray
-
-
-def reference(operands: Operands) -> Reference:
-    """The product in float64 with the statistical error bound of a float32 sum.
-
-    An element may be off by 8 sqrt(k) u (|a| |b|) with u = 2^-24: rounding errors that behave like
-    random ones stay below that in any order of summation, and a dropped term of the sum does not.
-    """
-    right = operands.right
-    scale = 8 * math.sqrt(operands.shape.k) * UNIT_ROUNDOFF
-    bound = np.matmul(np.abs(operands.a), np.abs(right)).astype(np.float64)
-    values = np.matmul(operands.a.astype(np.float64), right.astype(np.float64))
-    return Reference(values, scale * bound)
-
-
-def as_array(value: object, out: np.ndarray) -> np.ndarray:
-    """What a candidate's call produced: ``out`` when it returns nothing, else its tensor."""
-    if value is None:
-        return out
-    convert = getattr(value, "numpy", None)
-    return np.asarray(convert() if convert is not None else value)
-
-
-def error_in(got: np.ndarray, expected: Reference) -> str | None:
-    """None when ``got`` is right, else what is wrong with it."""
-    if got.shape != expected.values.shape:
-        return f"result has shape {got.shape}, expected {expected.values.shape}"
-    error = np.abs(got - expected.values)
-    wrong = ~(error <= expected.tolerance)  # written so that NaN counts as wrong
-    if wrong.any():
-        return f"{wrong.sum()} of {wrong.size} elements are wrong, largest error {error.max():.3g}"
-    return None
+        return Operands(shape, a, None, stored, out, bias, residual)
+    return Operands(shape, a, stored, None, out, bias, residual)

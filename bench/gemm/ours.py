@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,11 @@ import tvm_ffi
 import tvm_moonpoly as mp
 from bench.gemm.operands import Operands
 from bench.gemm.peers import DEFAULT, DIRECT, HAND_SCHEDULES, VM, Peer, Run
-from bench.gemm.shapes import Shape
-from bench.gemm.tvm_models import layers_module, virtual_machine, vm_runner
+from bench.gemm.shapes import EPILOGUES
+from bench.gemm.tvm_models import Models
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.operators.operator_library import functions
-
-Weights = Mapping[tuple[int, int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,13 @@ def direct(target: tvm.target.Target) -> Peer:
     """The packed functions called into memory of the caller, weights packed beforehand."""
     module = operators.library(target).module
     mode = "packed function of the operator library, output given by the caller"
-    return Peer(DIRECT, mode, prepare_direct(module, target), products=True)
+    return direct_peer(DIRECT, mode, module, target)
+
+
+def direct_peer(name: str, mode: str, module: Any, target: tvm.target.Target) -> Peer:
+    """The candidate that calls the packed functions of ``module``."""
+    prepare = prepare_direct(module, target)
+    return Peer(name, mode, prepare, products=True, strided=True, epilogues=EPILOGUES)
 
 
 def default_kernels(target: tvm.target.Target) -> Peer:
@@ -49,7 +53,7 @@ def default_kernels(target: tvm.target.Target) -> Peer:
     defined = functions(machine, with_default_schedules(table))
     module = native.build(defined.module(), target, defined.marks)
     mode = f"as {DIRECT}, with the same plans, micro-kernels not tuned"
-    return Peer(DEFAULT, mode, prepare_direct(module, target), products=True)
+    return direct_peer(DEFAULT, mode, module, target)
 
 
 def with_default_schedules(table: CostTable) -> CostTable:
@@ -62,62 +66,81 @@ def with_default_schedules(table: CostTable) -> CostTable:
 
 
 def prepare_direct(library: Any, target: tvm.target.Target) -> Callable[[Operands], Run]:
-    """What binds operands to the packed functions of ``library``, one for ``target``."""
-    linear = library["moonpoly_linear_f32"]
-    product = library["moonpoly_matmul_f32"]
-    lanes = operators.lanes(target)
-    packed_once: dict[tuple[int, int], tuple[np.ndarray, Constants]] = {}
+    """What binds operands to the packed functions of ``library``, one for ``target``.
 
-    def constants(weight: np.ndarray) -> Constants:
-        k, n = weight.shape
-        if (n, k) not in packed_once or packed_once[n, k][0] is not weight:
-            made = Constants(
-                tvm.runtime.tensor(operators.pack_weight(weight, lanes)),
-                tvm.runtime.tensor(operators.pad_bias(None, n, lanes)),
-                tvm.runtime.tensor(operators.plan_table(n, k, target)),
-            )
-            packed_once[n, k] = (weight, made)
-        return packed_once[n, k][1]
+    The constants of the last weight are kept: cases of the same weight should follow one another.
+    """
+    linear, added = library["moonpoly_linear_f32"], library["moonpoly_linear_residual_f32"]
+    product = library["moonpoly_matmul_f32"]
+    last: list[tuple[tuple[Any, Any], Constants]] = []
+
+    def constants(operands: Operands) -> Constants:
+        weight, bias = operands.b, operands.bias
+        assert weight is not None
+        if not last or last[0][0][0] is not weight or last[0][0][1] is not bias:
+            last[:] = []
+            last.append(((weight, bias), make_constants(weight, bias, target)))
+        return last[0][1]
 
     def prepare(operands: Operands) -> Run:
         shape, a, out = operands.shape, view(operands.a), view(operands.out)
         if shape.dynamic:
-            stored = operands.b if operands.b is not None else operands.bt
-            assert stored is not None
-            b, plain = view(stored), operators.encode_axes([0, 1, 2])
-            right = operators.encode_axes([0, 2, 1]) if shape.transposed else plain
+            b = view(operands.stored)
+            axes = list(range(operands.a.ndim))
+            plain = operators.encode_axes(axes)
+            right = operators.encode_axes([*axes[:-2], axes[-1], axes[-2]])
+            right = right if shape.transposed else plain
             return lambda: product(a, b, plain, right, plain, None, out)
-        assert operands.b is not None
-        made, activation = constants(operands.b), int(operators.Activation.NONE)
+        made = constants(operands)
         packed, bias, table = made.packed, made.bias, made.table
+        kind = operators.Activation
+        activation = int(kind.GELU if shape.epilogue == "bias_gelu" else kind.NONE)
+        if operands.residual is not None:
+            residual = view(operands.residual)
+            return lambda: added(a, packed, bias, residual, table, None, activation, out)
         return lambda: linear(a, packed, bias, table, None, activation, out)
 
     return prepare
 
 
-def compiled(target: tvm.target.Target, weights: Weights, shapes: Iterable[Shape]) -> Peer:
-    """Every layer compiled with our pipeline, called through the virtual machine."""
-    vm = virtual_machine(layers_module(weights, shapes), target, mp.pipeline(target))
+def make_constants(
+    weight: np.ndarray, bias: np.ndarray | None, target: tvm.target.Target
+) -> Constants:
+    """A (k, n) weight packed for ``target``, its bias padded, its plans."""
+    k, n = weight.shape
+    lanes = operators.lanes(target)
+    return Constants(
+        tvm.runtime.tensor(operators.pack_weight(weight, lanes)),
+        tvm.runtime.tensor(operators.pad_bias(bias, n, lanes)),
+        tvm.runtime.tensor(operators.plan_table(n, k, target)),
+    )
+
+
+def compiled(target: tvm.target.Target) -> Peer:
+    """Every case compiled with our pipeline, called through the virtual machine."""
+    models = Models(target, lambda: mp.pipeline(target))
     mode = "tvm.compile with mp.pipeline, called through the virtual machine"
-    return Peer(VM, mode, prepare_vm(vm), allocates=True, products=True)
+    return Peer(
+        VM,
+        mode,
+        models.prepare,
+        allocates=True,
+        products=True,
+        strided=True,
+        epilogues=EPILOGUES,
+        chains=True,
+    )
 
 
-def hand_scheduled(
-    name: str, target: tvm.target.Target, weights: Weights, shapes: Iterable[Shape]
-) -> Peer:
+def hand_scheduled(name: str, target: tvm.target.Target) -> Peer:
     """The same functions with one of the schedules for dynamic shapes that were written by hand."""
     from bench.hand_schedule import hand_scheduled_pipeline
 
-    pipeline = hand_scheduled_pipeline(target, padded=HAND_SCHEDULES[name])
-    vm = virtual_machine(layers_module(weights, shapes), target, pipeline)
-    kind = "padded tiles" if HAND_SCHEDULES[name] else "guarded tiles"
+    padded = HAND_SCHEDULES[name]
+    models = Models(target, lambda: hand_scheduled_pipeline(target, padded=padded))
+    kind = "padded tiles" if padded else "guarded tiles"
     mode = f"tvm.compile with a schedule written by hand, {kind}, through the virtual machine"
-    return Peer(name, mode, prepare_vm(vm), allocates=True, products=True)
-
-
-def prepare_vm(vm: tvm.relax.VirtualMachine) -> Callable[[Operands], Run]:
-    """What binds operands to the function of their layer in ``vm``."""
-    return lambda operands: vm_runner(vm, operands)
+    return Peer(name, mode, models.prepare, allocates=True, products=True)
 
 
 def view(array: np.ndarray) -> tvm.runtime.Tensor:

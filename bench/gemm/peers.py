@@ -6,19 +6,22 @@ A peer turns operands into a call without arguments. Whatever can be done once f
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from bench.gemm.operands import Operands
+from bench.gemm.shapes import Shape
 
 Run = Callable[[], object]
 
 DIRECT = "moonpoly"
 VM = "moonpoly_vm"
 DEFAULT = "moonpoly_default"
-OURS = (DIRECT, VM, DEFAULT)  # not peers: none of them counts as the best one
+STATIC = "moonpoly_static"  # with several threads: the work split once
+OURS = (DIRECT, VM, DEFAULT, STATIC)  # not peers: none of them counts as the best one
 HAND_SCHEDULES = {"tvm_hand": False, "tvm_hand_padded": True}  # whether rows are padded
 
 
@@ -28,7 +31,9 @@ class Peer:
 
     ``prepare`` returns the call to be timed; that returns its result, or None when the result is in
     ``operands.out``. ``allocates`` says that the call allocates its output. ``products`` says that
-    it also takes two dynamic operands; without it only constant weights are measured.
+    it also takes two operands that change; without it only constant weights are measured.
+    ``strided``: of these, also a right operand whose rows are not adjacent. ``epilogues`` are those
+    that it computes. ``chains`` says whether it makes one call of a chain.
     """
 
     name: str
@@ -36,111 +41,91 @@ class Peer:
     prepare: Callable[[Operands], Run]
     allocates: bool = False
     products: bool = False
+    strided: bool = False
+    epilogues: tuple[str, ...] = ("none",)
+    chains: bool = False
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Why this mode does not exist for such a case, None when it does."""
+        if shape.dynamic and not self.products:
+            return "takes no dynamic right operand"
+        if shape.row_stride is not None and not self.strided:
+            return "takes no row stride"
+        if shape.epilogue not in self.epilogues:
+            return f"computes no {shape.epilogue}"
+        if shape.workload == "chain" and not self.chains:
+            return "makes no single call of a chain"
+        return None
 
     def takes(self, operands: Operands) -> bool:
         """Whether this mode exists for such operands at all."""
-        return self.products or not operands.shape.dynamic
+        return self.refuses(operands.shape) is None
 
 
-def openblas() -> Peer:
-    """numpy's product with the right operand as the model stores it (weights row-major)."""
+def openblas(threads: int) -> Peer:
+    """numpy's product with the right operand as the model stores it (weights row-major).
+
+    Its threads are those of the environment.
+    """
 
     def prepare(operands: Operands) -> Run:
-        a, b, out = operands.a, operands.right, operands.out
-        return lambda: np.matmul(a, b, out=out)
+        return numpy_run(operands, operands.right)
 
-    return Peer("openblas", "np.matmul(a, b, out=out)", prepare, products=True)
+    mode = "np.matmul(a, b, out=out), additions by np.add"
+    return Peer(
+        "openblas", mode, prepare, products=True, strided=True, epilogues=("none", "bias_residual")
+    )
 
 
-def openblas_bt() -> Peer:
+def openblas_bt(threads: int) -> Peer:
     """numpy's product with the weight stored as (n, k), as PyTorch stores it."""
 
     def prepare(operands: Operands) -> Run:
         assert operands.bt is not None
-        a, b, out = operands.a, operands.bt.T, operands.out
+        return numpy_run(operands, operands.bt.T)
+
+    mode = "np.matmul(a, bt.T, out=out), bt contiguous (n, k)"
+    return Peer("openblas_bt", mode, prepare, epilogues=("none", "bias_residual"))
+
+
+def numpy_run(operands: Operands, b: np.ndarray) -> Run:
+    """The product, and where the case has them bias and residual added to it in place."""
+    a, out, bias, residual = operands.a, operands.out, operands.bias, operands.residual
+    if bias is None or residual is None:
         return lambda: np.matmul(a, b, out=out)
 
-    return Peer("openblas_bt", "np.matmul(a, bt.T, out=out), bt contiguous (n, k)", prepare)
+    def run() -> None:
+        np.matmul(a, b, out=out)
+        np.add(out, bias, out=out)
+        np.add(out, residual, out=out)
+
+    return run
 
 
-def onnxruntime() -> Peer:
-    """onnxruntime's MatMul: a constant weight is an initializer, which it packs when it loads."""
-    import onnxruntime as ort
+def from_module(module: str, maker: str) -> Callable[[int], Peer]:
+    """The peer that a function of a module of this package makes.
 
-    from bench.gemm.onnx_model import product_model
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-
-    def prepare(operands: Operands) -> Run:
-        session = ort.InferenceSession(
-            product_model(operands), options, providers=["CPUExecutionProvider"]
-        )
-        binding = session.io_binding()
-
-        def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
-            method(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
-
-        bind(binding.bind_input, "a", operands.a)
-        if operands.shape.dynamic:
-            stored = operands.b if operands.b is not None else operands.bt
-            assert stored is not None
-            bind(binding.bind_input, "b", stored)
-        bind(binding.bind_output, "y", operands.out)
-
-        def run() -> None:
-            session.run_with_iobinding(binding)
-
-        return run
-
-    mode = "MatMul, constant weight as initializer, all memory bound by io_binding"
-    return Peer("onnxruntime", mode, prepare, products=True)
+    The module is imported when the peer is asked for, as the library that it needs may be absent.
+    """
+    return lambda threads: getattr(importlib.import_module(f"bench.gemm.{module}"), maker)(threads)
 
 
-def torch_mm() -> Peer:
-    """See ``torch_peers.mm``; loaded only when asked for, as torch may be absent."""
-    from bench.gemm import torch_peers
-
-    return torch_peers.mm()
-
-
-def torch_linear() -> Peer:
-    """See ``torch_peers.linear``."""
-    from bench.gemm import torch_peers
-
-    return torch_peers.linear()
-
-
-def mkl_packed() -> Peer:
-    """See ``torch_peers.mkl_packed``."""
-    from bench.gemm import torch_peers
-
-    return torch_peers.mkl_packed()
-
-
-def onednn_packed() -> Peer:
-    """See ``torch_peers.onednn_packed``."""
-    from bench.gemm import torch_peers
-
-    return torch_peers.onednn_packed()
-
-
-LOADERS: dict[str, Callable[[], Peer]] = {
+LOADERS: dict[str, Callable[[int], Peer]] = {
     "openblas": openblas,
     "openblas_bt": openblas_bt,
-    "torch_mm": torch_mm,
-    "torch_linear": torch_linear,
-    "mkl_packed": mkl_packed,
-    "onednn_packed": onednn_packed,
-    "onnxruntime": onnxruntime,
+    "torch_mm": from_module("torch_peers", "mm"),
+    "torch_linear": from_module("torch_peers", "linear"),
+    "mkl_packed": from_module("torch_peers", "mkl_packed"),
+    "onednn_packed": from_module("torch_peers", "onednn_packed"),
+    "onednn_separate": from_module("torch_peers", "onednn_separate"),
+    "onnxruntime": from_module("onnx_peers", "fused"),
+    "onnxruntime_separate": from_module("onnx_peers", "separate"),
 }
-PEER_NAMES = (*LOADERS, *HAND_SCHEDULES)
+DEFAULT_NAMES = tuple(LOADERS)
+PEER_NAMES = (*LOADERS, *HAND_SCHEDULES, DEFAULT)
 
 
-def load_peers(names: Iterable[str]) -> tuple[list[Peer], dict[str, str]]:
+def load_peers(names: Iterable[str], threads: int = 1) -> tuple[list[Peer], dict[str, str]]:
     """The peers of ``LOADERS`` among ``names`` that can be had here, and why the others cannot."""
     found: list[Peer] = []
     absent: dict[str, str] = {}
@@ -148,7 +133,7 @@ def load_peers(names: Iterable[str]) -> tuple[list[Peer], dict[str, str]]:
         if name not in LOADERS:
             continue
         try:
-            found.append(LOADERS[name]())
+            found.append(LOADERS[name](threads))
         except Exception as reason:  # an absent or broken library is reported, whatever it raises
             absent[name] = reason_of(reason)
     return found, absent

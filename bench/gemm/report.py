@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.gemm.peers import DEFAULT, DIRECT, OURS, VM
-from bench.gemm.summary import Row, losses
+from bench.gemm.groups import Group
+from bench.gemm.peers import DIRECT, OURS, VM
+from bench.gemm.run import PROBES
+from bench.gemm.summary import FLOOR, Row, losses, peers_in
 
 FILE_WIDTH = 240
 IN_CALLER = 0.95
+NOTHING = "-"
 
 
 def make_console() -> Console:
@@ -21,28 +24,22 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
-def print_document(console: Console, doc: dict[str, Any]) -> None:
-    """Everything that a reader needs to judge the figures, the losses last."""
-    print_setting(console, doc)
-    console.print(rows_table(doc["rows"], list(doc["candidates"])))
-    console.print(groups_table(doc["geomean"]))
-    print_doubts(console, doc)
+def print_document(console: Console, doc: dict[str, Any], each: bool = False) -> None:
+    """Losses first, then what was measured and how, then the sums; ``each``: every case too."""
     print_losses(console, doc["rows"])
-    overall = doc["geomean"]["all"]
-    defaults = [row["vs_default"] for row in doc["rows"] if row["vs_default"] is not None]
+    print_setting(console, doc)
+    if each:
+        console.print(rows_table(doc["rows"], list(doc["candidates"])))
+    print_doubts(console, doc)
+    if doc["classes"]:
+        console.print(groups_table("Constant weights by size", doc["classes"], peers_of(doc)))
+    console.print(groups_table("Ratio = time of the best peer / ours", doc["groups"]))
+    peak = doc["peak_gflops"]
     console.print(
-        f"[bold]{overall['shapes']} shapes, {doc['threads']} thread: "
-        f"{number(overall['vs_best'])} of the best peer shape by shape (geometric mean; "
-        f"{number(overall['vs_best_vm'])} through the virtual machine), "
-        f"{overall['losses']} losses, {overall['of_peak']:.0%} of the FMA peak "
-        f"({doc['peak_gflops']:.1f} GFLOP/s)"
+        f"[bold]{len(doc['rows'])} cases, {doc['threads']} thread{'s' * (doc['threads'] > 1)}, "
+        f"{sum(row['loss'] for row in doc['rows'])} losses that count"
+        + ("" if peak is None else f", FMA peak {peak:.1f} GFLOP/s")
     )
-    if overall["vs_default"] is not None:
-        console.print(
-            f"[bold]tuned micro-kernels against the default schedule, same plans: "
-            f"{number(overall['vs_default'])} (geometric mean of {DEFAULT} / {DIRECT}; "
-            f"from {number(min(defaults))} to {number(max(defaults))})"
-        )
 
 
 def print_setting(console: Console, doc: dict[str, Any]) -> None:
@@ -53,7 +50,7 @@ def print_setting(console: Console, doc: dict[str, Any]) -> None:
     rounds = [row["rounds"] for row in doc["rows"]]
     console.print(
         f"threads: {doc['threads']}; clock: {doc.get('clock')}; "
-        f"rounds: {min(rounds)} to {max(rounds)} a shape"
+        f"rounds: {min(rounds)} to {max(rounds)} a case"
     )
     for pool in machine.get("blas", []):
         console.print("loaded: " + ", ".join(f"{key} {value}" for key, value in pool.items()))
@@ -64,73 +61,99 @@ def print_setting(console: Console, doc: dict[str, Any]) -> None:
         console.print(f"taken out of the environment: {' '.join(doc['removed_environment'])}")
     table = Table("candidate", "called as", "compared with", title="Candidates")
     for name, mode in doc["candidates"].items():
-        against = VM if name in doc["compared_with_vm"] else DIRECT
-        table.add_row(name, mode, "" if name in OURS else against)
+        against = VM if name in doc["allocating"] else DIRECT
+        table.add_row(name, mode, "" if name in (*OURS, *PROBES) else against)
     console.print(table)
 
 
 def rows_table(rows: Iterable[Row], candidates: list[str]) -> Table:
-    """One line a shape: our speed, the best peer, and the ratio to every peer."""
-    peers = [name for name in candidates if name not in OURS]
+    """One line a case: our speed, the best peer, and the ratio to every peer."""
+    peers = peers_in(candidates)
     table = Table(title="Ratio = time of the peer / ours; above 1 ours is faster")
-    table.add_column("layer", no_wrap=True)
-    for title in ("m", "n", "k", "batch"):
-        table.add_column(title, justify="right")
-    table.add_column("class", no_wrap=True)
-    for title in ("GFLOP/s", "of peak", "vs best", "bounds"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("best peer")
-    for title in ("vm vs best", "default kernels", *peers):
-        table.add_column(title.replace("_", " "), justify="right", overflow="fold")
+    add = table.add_column
+    add("case", no_wrap=True)
+    for title in ("GFLOP/s", "of peak", "vs best", "bounds", "limit"):
+        add(title, justify="right", no_wrap=True)
+    add("best peer")
+    for title in ("vm vs best", *peers):
+        add(title.replace("_", " "), justify="right", overflow="fold")
     for row in rows:
         table.add_row(
-            row["layer"],
-            *(str(row[name]) for name in ("m", "n", "k", "batch")),
-            row["class"],
+            row["key"],
             f"{row['gflops']:.1f}",
-            f"{row['of_peak']:.0%}",
+            percent(row["of_peak"]),
             ratio(row["vs_best"]),
             bounds(row["vs_best_bounds"]),
-            row["best"] or "-",
+            number(row["limit"]),
+            row["best"] or NOTHING,
             ratio(row["vs_best_vm"]),
-            ratio(row["vs_default"]),
             *(ratio(row["vs"].get(name)) for name in peers),
         )
     return table
 
 
-def groups_table(groups: dict[str, dict[str, Any]]) -> Table:
-    """Geometric means, one line a class."""
-    peers = list(groups["all"]["vs"])
-    table = Table(title="Geometric means")
-    table.add_column("class", no_wrap=True)
-    titles = ("shapes", "losses", "of peak", "vs best", "vm vs best", "default kernels", *peers)
-    for title in titles:
-        table.add_column(title.replace("_", " "), justify="right", overflow="fold")
-    for name, group in groups.items():
+def peers_of(doc: dict[str, Any]) -> list[str]:
+    """The candidates that multiply and are not ours."""
+    timed = {name for group in doc["classes"] for name in group["vs"]}
+    return [name for name in doc["candidates"] if name in timed]
+
+
+def groups_table(title: str, groups: list[Group], peers: Sequence[str] = ()) -> Table:
+    """Geometric means and targets, one line a group; with the ratios to ``peers``."""
+    table = Table(title=title)
+    table.add_column("cases of", no_wrap=True)
+    for name in ("", "vs best", "target", "met", "slower", f"< {FLOOR}", "worst", "limit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("of peak", "of bandwidth", "vm vs best", *peers):
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for group in groups:
+        worst = group["worst"]
         table.add_row(
-            name,
-            str(group["shapes"]),
-            str(group["losses"]),
-            f"{group['of_peak']:.0%}",
+            group["title"],
+            str(group["cases"]),
             ratio(group["vs_best"]),
+            target(group),
+            met(group),
+            str(group["losses"]),
+            str(group["losses_that_count"]),
+            NOTHING if worst is None else ratio(worst["vs_best"]),
+            number(group["limit"]),
+            percent(group["of_peak"]),
+            percent(group["of_bandwidth"]),
             ratio(group["vs_best_vm"]),
-            ratio(group["vs_default"]),
             *(ratio(group["vs"].get(peer)) for peer in peers),
         )
     return table
 
 
+def target(group: Group) -> str:
+    """What is to be reached, in a few words."""
+    words = [] if group["target"] is None else [f"{group['target']:.2f}"]
+    for name, what in (("of_peak_target", "of peak"), ("of_bandwidth_target", "of bandwidth")):
+        if group[name] is not None:
+            words.append(f"{percent(group[name])} {what}")
+    return ", ".join(words) or NOTHING
+
+
+def met(group: Group) -> str:
+    """Whether it is reached, and if not what is missing."""
+    if group["missed"] is None:
+        return NOTHING
+    return f"no: {', '.join(group['missed'])}" if group["missed"] else "yes"
+
+
 def print_doubts(console: Console, doc: dict[str, Any]) -> None:
     """Peers that are missing, with the reason, and work that is done outside the calling thread."""
-    for name, reason in doc["absent"].items():
+    for name, reason in doc.get("absent", {}).items():
         console.print(f"[yellow]absent: {name}: {reason}", highlight=False)
     reasons: dict[tuple[str, str], int] = {}
     for row in doc["rows"]:
         for item in row["absent"].items():
             reasons[item] = reasons.get(item, 0) + 1
     for (name, reason), count in reasons.items():
-        console.print(f"[yellow]absent at {count} shapes: {name}: {reason}", highlight=False)
+        console.print(f"[yellow]absent at {count} cases: {name}: {reason}", highlight=False)
+    if doc["left_out"]:
+        console.print(f"too large, not measured: {'; '.join(doc['left_out'])}", highlight=False)
     shares = doc.get("share_in_calling_thread", {})
     for name, share in shares.items():
         if share < IN_CALLER:
@@ -140,27 +163,41 @@ def print_doubts(console: Console, doc: dict[str, Any]) -> None:
 
 
 def print_losses(console: Console, rows: list[Row]) -> None:
-    """Every shape on which the best peer is faster, the worst first."""
+    """Every case in which the best peer is faster, the worst first, those that count marked."""
     slower = losses(rows)
     if all(row["vs_best"] is None for row in rows):
         console.print("[red]no peer was measured: there is nothing to compare with")
         return
     if not slower:
-        console.print("no losses: ours is at least as fast as the best peer at every shape")
+        console.print("no losses: ours is at least as fast as the best peer in every case")
         return
-    table = Table(title=f"All losses: {len(slower)} of {len(rows)} shapes")
-    for title in ("layer", "(batch, m, n, k)", "class", "vs best", "bounds", "best peer"):
-        table.add_column(title, no_wrap=True)
+    counted = sum(row["loss"] for row in slower)
+    title = f"All losses: {len(slower)} of {len(rows)} cases; {counted} count: even the upper bound"
+    table = Table(title=f"{title} is below {FLOOR}")
+    for name in ("counts", "case", "layer", "vs best", "bounds", "runs", "limit", "best peer"):
+        table.add_column(name, no_wrap=True)
     for row in slower:
-        size = f"({row['batch']}, {row['m']}, {row['n']}, {row['k']})"
-        limits = bounds(row["vs_best_bounds"])
-        table.add_row(row["layer"], size, row["class"], ratio(row["vs_best"]), limits, row["best"])
+        table.add_row(
+            "[red]yes[/]" if row["loss"] else "",
+            row["key"] if row["mode"] == "quiet" else f"{row['key']} ({row['mode']})",
+            row["layer"],
+            ratio(row["vs_best"]),
+            bounds(row["vs_best_bounds"]),
+            str(row["runs"]),
+            number(row["limit"]),
+            row["best"],
+        )
     console.print(table)
 
 
 def number(value: float | None) -> str:
     """A ratio without colour."""
-    return "-" if value is None else f"{value:.2f}"
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction."""
+    return NOTHING if value is None else f"{100 * value:.0f} %"
 
 
 def ratio(value: float | None) -> str:
@@ -171,4 +208,4 @@ def ratio(value: float | None) -> str:
 
 def bounds(limits: list[float] | None) -> str:
     """The bounds of a ratio."""
-    return "-" if limits is None else f"{limits[0]:.2f}..{limits[1]:.2f}"
+    return NOTHING if limits is None else f"{limits[0]:.2f}..{limits[1]:.2f}"

@@ -1,15 +1,19 @@
-"""Which products are measured: linear layers of public models, and their attention products.
+"""One case of the bench: which product, how its right operand comes, what is done to the result.
 
-The sizes are those of the models' published configurations. ``n`` and ``k`` belong to a layer,
-``m`` is batch times sequence length and is what a dynamic model learns only at the call.
+Which cases are measured is told in ``bench.gemm.cases``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 TINY_FLOPS = 1_000_000
-FULL_LIMIT_FLOPS = 3_000_000_000
+CHAIN = 32  # products of a case of the workload "chain"
+WORKLOADS = ("linear", "dynamic", "row", "attention", "fused", "stream", "chain")
+EPILOGUES = ("none", "bias_gelu", "bias_residual")
+SOURCES = ("list", "random")
 CLASSES = (
     "tiny",
     "m=1",
@@ -20,15 +24,21 @@ CLASSES = (
     "m>512",
     "attention",
 )
-FULL_M = (1, 2, 4, 5, 8, 13, 17, 32, 33, 64, 100, 127, 197, 256, 384, 512, 1000, 1024)
 
 
 @dataclass(frozen=True)
 class Shape:
     """One product: (batch, m, k) times (batch, k, n) in float32.
 
-    With ``batch`` 1 the right operand is a constant weight. Otherwise both operands are dynamic and
-    ``transposed`` says that the right one is stored as (batch, n, k), as the keys of attention are.
+    ``constant`` says that the right operand is a constant weight, which every candidate may prepare
+    beforehand; otherwise it is new at each call, always so with a batch above 1. ``transposed``: a
+    right operand that is new is stored as (batch, n, k), as the keys of attention are.
+    ``row_stride`` is how many elements its stored rows are apart, None when they are adjacent.
+
+    ``workload`` is one of ``WORKLOADS``, "linear" with a batch above 1 becomes "attention". A
+    "chain" multiplies (m, k) by ``CHAIN`` different (k, k) weights, one after the other.
+    ``epilogue`` is one of ``EPILOGUES``: gelu(product + bias), or product + bias + residual.
+    ``source`` tells a case of the list from one that was drawn at random.
     """
 
     m: int
@@ -37,25 +47,63 @@ class Shape:
     batch: int = 1
     layer: str = ""
     transposed: bool = False
+    workload: str = "linear"
+    constant: bool = True
+    row_stride: int | None = None
+    epilogue: str = "none"
+    source: str = "list"
+
+    def __post_init__(self) -> None:
+        if self.batch > 1:
+            object.__setattr__(self, "constant", False)
+            if self.workload == "linear":
+                object.__setattr__(self, "workload", "attention")
+        for name, known in (("workload", WORKLOADS), ("epilogue", EPILOGUES), ("source", SOURCES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {self}")
+        if self.workload == "chain" and self.n != self.k:
+            raise ValueError(f"a chain needs square weights, n = k, got {self}")
+        if self.row_stride is not None and (
+            self.dynamic is False or self.batch > 1 or self.row_stride < self.row_length
+        ):
+            raise ValueError(
+                "row_stride belongs to a single right operand that is new at each call and must "
+                f"be at least its row's length, got {self}"
+            )
 
     @property
     def dynamic(self) -> bool:
-        """Whether both operands come at the call, as in attention."""
-        return self.batch > 1
+        """Whether both operands come at the call."""
+        return not self.constant
+
+    @property
+    def row_length(self) -> int:
+        """Elements of a row of the right operand as it is stored."""
+        return self.k if self.transposed else self.n
+
+    @property
+    def products(self) -> int:
+        """How many products one call computes one after the other."""
+        return CHAIN if self.workload == "chain" else 1
 
     @property
     def flops(self) -> int:
         """Floating-point operations, a multiplication and an addition counted as two."""
-        return 2 * self.m * self.n * self.k * self.batch
+        return 2 * self.m * self.n * self.k * self.batch * self.products
+
+    @property
+    def right_bytes(self) -> int:
+        """Bytes of all right operands."""
+        return 4 * self.n * self.k * self.batch * self.products
 
     @property
     def group(self) -> str:
-        """The class under which the shape is summed up, one of ``CLASSES``.
+        """The class by size under which the shape is summed up, one of ``CLASSES``.
 
         "tiny" is work below 1 MFLOP, where a call takes so little time that a library's own
         overhead from Python decides (1 us for numpy up to 15 us for oneDNN through torch).
         """
-        if self.dynamic:
+        if self.batch > 1:
             return "attention"
         if self.flops < TINY_FLOPS:
             return "tiny"
@@ -64,78 +112,35 @@ class Shape:
                 return name
         return "m=101..512" if self.m <= 512 else "m>512"
 
+    @property
+    def key(self) -> str:
+        """A string that no other case has; the name of the layer has no part in it."""
+        words = [self.workload, f"{self.batch}x{self.m}x{self.n}x{self.k}", self.right_kind]
+        if self.epilogue != "none":
+            words.append(self.epilogue)
+        if self.source != "list":
+            words.append(self.source)
+        return "/".join(words)
 
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer and the row counts with which the quick run calls it."""
+    @property
+    def right_kind(self) -> str:
+        """How the right operand comes, in a word: "constant", "rows+4096", "columns"."""
+        if self.constant:
+            return "constant"
+        kind = "columns" if self.transposed else "rows"
+        return kind if self.row_stride is None else f"{kind}+{self.row_stride}"
 
-    name: str
-    n: int
-    k: int
-    quick_m: tuple[int, ...] = ()
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        return asdict(self)
 
-
-LAYERS = (
-    Layer("minilm attn_out", 384, 384, (1, 13, 127, 1024)),
-    Layer("minilm ffn_up", 1536, 384, (5, 64, 512)),
-    Layer("minilm ffn_down", 384, 1536, (2, 33, 1000)),
-    Layer("bert-base attn_out", 768, 768, (1, 4, 17, 33, 100, 384, 1024)),
-    Layer("bert-base qkv_fused", 2304, 768, (8, 32, 256)),
-    Layer("bert-base ffn_up", 3072, 768, (1, 13, 64, 127, 512)),
-    Layer("bert-base ffn_down", 768, 3072, (1, 5, 32, 100, 384)),
-    Layer("vit-base attn_out", 768, 768, (197,)),
-    Layer("vit-base ffn_up", 3072, 768, (197,)),
-    Layer("vit-base ffn_down", 768, 3072, (197,)),
-    Layer("vit-base classifier", 1000, 768, (1, 8, 64)),
-    Layer("bert-large attn_out", 1024, 1024, (2, 33, 256, 1000)),
-    Layer("bert-large qkv_fused", 3072, 1024),
-    Layer("bert-large ffn_up", 4096, 1024, (1, 17, 127)),
-    Layer("bert-large ffn_down", 1024, 4096, (4, 64, 197)),
-    Layer("qwen2.5-0.5b q_proj", 896, 896, (1, 64, 512)),
-    Layer("qwen2.5-0.5b kv_proj", 128, 896, (1, 8, 256)),
-    Layer("qwen2.5-0.5b gate_up", 4864, 896, (1, 13, 100)),
-    Layer("qwen2.5-0.5b down", 896, 4864, (2, 32, 197)),
-    Layer("tinyllama-1.1b q_proj", 2048, 2048, (1, 5, 33)),
-    Layer("tinyllama-1.1b kv_proj", 256, 2048),
-    Layer("tinyllama-1.1b gate_up", 5632, 2048, (1,)),
-    Layer("tinyllama-1.1b down", 2048, 5632),
-)
-
-
-def attention(model: str, heads: int, head: int, rows: int, keys: int) -> list[Shape]:
-    """Scores (queries times keys, transposed) and context (weights times values) of one sequence.
-
-    ``rows`` queries attend to ``keys`` positions; ``rows`` is 1 when a language model decodes.
-    """
-    return [
-        Shape(rows, keys, head, heads, f"{model} scores", transposed=True),
-        Shape(rows, head, keys, heads, f"{model} context"),
-    ]
-
-
-def quick_shapes() -> list[Shape]:
-    """The shapes of ``--quick``: every class and model, about 25 GFLOP in all."""
-    shapes = [Shape(m, la.n, la.k, 1, la.name) for la in LAYERS for m in la.quick_m]
-    shapes += attention("bert-base", 12, 64, 17, 17)
-    shapes += attention("bert-base", 12, 64, 128, 128)
-    shapes += attention("vit-base", 12, 64, 197, 197)
-    shapes += attention("qwen2.5-0.5b", 14, 64, 1, 512)
-    return shapes
-
-
-def full_shapes() -> list[Shape]:
-    """Every distinct layer with every ``FULL_M``, up to 3 GFLOP a product, and attention."""
-    distinct: dict[tuple[int, int], Layer] = {}
-    for layer in LAYERS:
-        distinct.setdefault((layer.n, layer.k), layer)
-    linear = [Shape(m, la.n, la.k, 1, la.name) for la in distinct.values() for m in FULL_M]
-    shapes = [shape for shape in linear if shape.flops <= FULL_LIMIT_FLOPS]
-    for length in (5, 8, 17, 33, 64, 100, 128, 197, 256, 384, 512):
-        shapes += attention("bert-base", 12, 64, length, length)
-    for keys in (33, 128, 512, 1000):
-        shapes += attention("qwen2.5-0.5b", 14, 64, 1, keys)
-        shapes += attention("tinyllama-1.1b", 32, 64, 1, keys)
-    return shapes
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Shape:
+        """The shape of ``to_json``; raises ValueError when a field is unknown or missing."""
+        unknown = set(data) - {field.name for field in fields(cls)}
+        if unknown or not {"m", "n", "k"} <= set(data):
+            raise ValueError(f"not a shape: {dict(data)}")
+        return cls(**data)
 
 
 def parse_shapes(text: str) -> list[Shape]:

@@ -1,4 +1,4 @@
-"""From measured seconds to ratios, and to the JSON document: pure functions."""
+"""From measured seconds to ratios: pure functions, one row a case."""
 
 from __future__ import annotations
 
@@ -7,28 +7,39 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench import measure
-from bench.gemm.peers import DEFAULT, DIRECT, OURS, VM
-from bench.gemm.run import PEAK, Measured
-from bench.gemm.shapes import CLASSES
+from bench.gemm.journal import QUIET, Measured
+from bench.gemm.peers import DEFAULT, DIRECT, HAND_SCHEDULES, OURS, VM
+from bench.gemm.run import PEAK, PROBES, READ
 
 Row = dict[str, Any]
+FLOOR = 0.95  # a loss counts when even the upper bound of its ratio is below
+SUSPECT = 0.97  # below this median a case is measured again
+
+
+def peers_in(seconds: Iterable[str]) -> list[str]:
+    """The names of what we are compared with."""
+    return [name for name in seconds if name not in (*OURS, *PROBES)]
 
 
 def best_peer(seconds: Mapping[str, Sequence[float]]) -> str | None:
-    """The peer with the lowest median over the rounds 0, 2, 4, ...; None when there is no peer."""
-    peers = [name for name in seconds if name not in (*OURS, PEAK)]
+    """The library with the lowest median over the rounds 0, 2, 4, ...; None when there is none.
+
+    TVM with a schedule written by hand is no library: it is compared with, but never the best.
+    """
+    peers = [name for name in peers_in(seconds) if name not in HAND_SCHEDULES]
     if not peers:
         return None
     return min(peers, key=lambda name: statistics.median(seconds[name][::2]))
 
 
-def ratio_to_best(best: Sequence[float], ours: Sequence[float]) -> measure.Ratio:
-    """The ratio over the rounds 1, 3, 5, ..., which had no say in what is the best peer.
+def later(rounds: Sequence[float]) -> Sequence[float]:
+    """The rounds 1, 3, 5, ..., which have no say in what is the best peer; a single one itself."""
+    return rounds[1::2] if len(rounds) > 1 else rounds
 
-    With a single round there is no other half and that round is used.
-    """
-    later = slice(1, None, 2) if len(best) > 1 else slice(None)
-    return measure.paired_ratio(best[later], ours[later])
+
+def ratio_to_best(best: Sequence[float], ours: Sequence[float]) -> measure.Ratio:
+    """The ratio over the rounds that had no say in what is the best peer."""
+    return measure.paired_ratio(later(best), later(ours))
 
 
 def counterpart(peer: str, allocating: Collection[str]) -> str:
@@ -36,90 +47,110 @@ def counterpart(peer: str, allocating: Collection[str]) -> str:
     return VM if peer in allocating else DIRECT
 
 
-def summarise_shape(
-    measured: Measured, allocating: Collection[str], peak_gflops: float, threads: int
+def timed_counterpart(peer: str, allocating: Collection[str], seconds: Collection[str]) -> str:
+    """The same among those that were timed: only the virtual machine runs a chain."""
+    found = counterpart(peer, allocating)
+    return found if found in seconds else next(name for name in OURS if name in seconds)
+
+
+def summarise(
+    measured: Measured,
+    allocating: Collection[str],
+    peak_flops: float,
+    threads: int,
+    mode: str = QUIET,
 ) -> Row:
-    """One row of the document."""
+    """One row of the document. ``peak_flops`` are the operations of one call of the peak probe."""
     shape, seconds = measured.shape, measured.seconds
+    ours = timed_counterpart("", (), seconds)
     speed = {
         name: shape.flops / statistics.median(times) / 1e9
         for name, times in seconds.items()
-        if name != PEAK
+        if name not in PROBES
     }
     ratios = {
-        name: measure.paired_ratio(seconds[name], seconds[counterpart(name, allocating)])
-        for name in seconds
-        if name not in (*OURS, PEAK)
+        name: measure.paired_ratio(
+            seconds[name], seconds[timed_counterpart(name, allocating, seconds)]
+        )
+        for name in peers_in(seconds)
     }
+    bound = fastest_possible(measured, peak_flops)
     row: Row = {
-        "layer": shape.layer,
-        "m": shape.m,
-        "n": shape.n,
-        "k": shape.k,
-        "batch": shape.batch,
-        "b_transposed": shape.transposed,
-        "threads": threads,
+        "key": shape.key,
+        **shape.to_json(),
+        "right": shape.right_kind,
         "class": shape.group,
-        "rounds": len(seconds[DIRECT]),
-        "gflops": speed[DIRECT],
-        "gflops_vm": speed[VM],
-        "of_peak": speed[DIRECT] / peak_gflops,
+        "threads": threads,
+        "mode": mode,
+        "rounds": len(seconds[ours]),
+        "runs": max(1, len(measured.runs)),
+        "gflops": speed[ours],
+        "gflops_vm": speed.get(VM),
+        "of_peak": of_peak(measured, peak_flops, ours),
+        "of_bandwidth": paired(seconds, READ, ours),
         "best": None,
         "vs_best": None,
         "vs_best_bounds": None,
+        "vs_best_first": None,
+        "loss": False,
         "vs_best_vm": None,
-        "vs_default": None,
+        "limit": None,
+        "vs_default": paired(seconds, DEFAULT, ours),
         "vs": {name: ratio.median for name, ratio in ratios.items()},
         "vs_bounds": {name: [ratio.low, ratio.high] for name, ratio in ratios.items()},
         "peer_gflops": {name: speed[name] for name in ratios},
         "absent": dict(measured.absent),
     }
-    if DEFAULT in seconds:
-        row["vs_default"] = measure.paired_ratio(seconds[DEFAULT], seconds[DIRECT]).median
     best = best_peer(seconds)
     if best is not None:
-        ratio = ratio_to_best(seconds[best], seconds[counterpart(best, allocating)])
+        ratio = ratio_to_best(seconds[best], seconds[timed_counterpart(best, allocating, seconds)])
         row["best"], row["vs_best"] = best, ratio.median
         row["vs_best_bounds"] = [ratio.low, ratio.high]
-        row["vs_best_vm"] = ratio_to_best(seconds[best], seconds[VM]).median
+        row["vs_best_first"] = first_ratio(measured, allocating)
+        row["loss"] = ratio.high < FLOOR
+        if VM in seconds:
+            row["vs_best_vm"] = ratio_to_best(seconds[best], seconds[VM]).median
+        if bound is not None:
+            row["limit"] = measure.paired_ratio(later(seconds[best]), later(bound)).median
     return row
 
 
-def peak_of(measured: Iterable[Measured], flops: int) -> float:
-    """GFLOP/s of the multiply-add chains, the median over all rounds of all shapes."""
-    return flops / statistics.median(t for one in measured for t in one.seconds[PEAK]) / 1e9
+def first_ratio(measured: Measured, allocating: Collection[str]) -> float | None:
+    """The ratio to the best peer by the first run alone.
+
+    Only cases that look bad are measured again, which corrects low luck and not high luck: a mean
+    over all cases is of first runs.
+    """
+    seconds = measured.runs[0] if measured.runs else measured.seconds
+    best = best_peer(seconds)
+    if best is None:
+        return None
+    ours = timed_counterpart(best, allocating, seconds)
+    return ratio_to_best(seconds[best], seconds[ours]).median
 
 
-def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Geometric means over ``rows``: to the best peer, by both our ways, to each peer, and to our
-    own micro-kernels without tuning."""
-    compared = [row for row in rows if row["vs_best"] is not None]
-    names = dict.fromkeys(name for row in rows for name in row["vs"])
-    return {
-        "shapes": len(rows),
-        "losses": sum(row["vs_best"] < 1 for row in compared),
-        "vs_best": mean(row["vs_best"] for row in compared),
-        "vs_best_vm": mean(row["vs_best_vm"] for row in compared),
-        "vs_default": mean(row["vs_default"] for row in rows if row["vs_default"] is not None),
-        "of_peak": measure.geomean(row["of_peak"] for row in rows),
-        "vs": {
-            name: measure.geomean(row["vs"][name] for row in rows if name in row["vs"])
-            for name in names
-        },
-    }
+def paired(seconds: Mapping[str, Sequence[float]], name: str, ours: str) -> float | None:
+    """Median ratio of a candidate's time to ours, None when it was not timed."""
+    return measure.paired_ratio(seconds[name], seconds[ours]).median if name in seconds else None
 
 
-def mean(ratios: Iterable[float]) -> float | None:
-    """Geometric mean, None of nothing: JSON knows no NaN."""
-    found = list(ratios)
-    return measure.geomean(found) if found else None
+def of_peak(measured: Measured, peak_flops: float, ours: str) -> float | None:
+    """Our operations a second over those of the probe, the median over the rounds."""
+    if PEAK not in measured.seconds:
+        return None
+    ratio = measure.paired_ratio(measured.seconds[PEAK], measured.seconds[ours])
+    return ratio.median * measured.shape.flops / peak_flops
 
 
-def summarise_groups(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """``group_summary`` of every class that occurs, in the order of ``CLASSES``, and of "all"."""
-    groups = {name: [row for row in rows if row["class"] == name] for name in CLASSES}
-    groups["all"] = list(rows)
-    return {name: group_summary(members) for name, members in groups.items() if members}
+def fastest_possible(measured: Measured, peak_flops: float) -> list[float] | None:
+    """Seconds, round by round, of the arithmetic at the probe's peak and, where memory was probed,
+    of reading the right operand: the longer of both. What else a product reads and writes is not in
+    it, so that the ratios it gives are upper bounds."""
+    if PEAK not in measured.seconds:
+        return None
+    times = [each * measured.shape.flops / peak_flops for each in measured.seconds[PEAK]]
+    read = measured.seconds.get(READ)
+    return [max(pair) for pair in zip(times, read, strict=True)] if read else times
 
 
 def losses(rows: Iterable[Row]) -> list[Row]:
@@ -128,34 +159,17 @@ def losses(rows: Iterable[Row]) -> list[Row]:
     return sorted(slower, key=lambda row: row["vs_best"])
 
 
-def document(
-    measured: Sequence[Measured],
-    *,
-    facts: Mapping[str, Any],
-    versions: Mapping[str, str],
-    modes: Mapping[str, str],
-    allocating: Collection[str],
-    absent: Mapping[str, str],
-    peak_flops: int,
-    threads: int,
-    extra: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The whole result as it is written to JSON.
+def in_doubt(rows: Iterable[Row]) -> list[str]:
+    """Keys of the cases that deserve a second run: all losses whose ratio is below ``SUSPECT``, or
+    whose lower bound is below the floor."""
+    return [
+        row["key"]
+        for row in losses(rows)
+        if row["vs_best"] < SUSPECT or row["vs_best_bounds"][0] < FLOOR
+    ]
 
-    ``facts`` describe the machine, ``modes`` how each candidate is called, ``absent`` which peers
-    are missing altogether and why; ``extra`` is added as it is.
-    """
-    peak = peak_of(measured, peak_flops)
-    rows = [summarise_shape(one, allocating, peak, threads) for one in measured]
-    return {
-        "machine": dict(facts),
-        "versions": dict(versions),
-        "threads": threads,
-        "peak_gflops": peak,
-        "candidates": dict(modes),
-        "compared_with_vm": sorted(allocating),
-        "absent": dict(absent),
-        "geomean": summarise_groups(rows),
-        "rows": rows,
-        **extra,
-    }
+
+def mean(ratios: Iterable[float | None]) -> float | None:
+    """Geometric mean of those that are there, None of nothing: JSON knows no NaN."""
+    found = [ratio for ratio in ratios if ratio is not None]
+    return measure.geomean(found) if found else None

@@ -80,11 +80,19 @@ def empty_call(module: Any, product: Product, lanes: int) -> float:
 
 
 class Watch:
-    """Times plans by the processor time of this thread: ``watch(plan, seconds, turn)``."""
+    """Times plans by ``clock``: ``watch(plan, seconds, turn)``."""
 
-    def __init__(self, calls: Sequence[Sequence[Run]], overhead: float) -> None:
-        """``calls[s][p]`` is plan p on set s of the operands, ``overhead`` seconds to subtract."""
-        self._calls, self._overhead = calls, overhead
+    def __init__(
+        self,
+        calls: Sequence[Sequence[Run]],
+        overhead: float,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """``calls[s][p]`` is plan p on set s of the operands, ``overhead`` seconds to subtract.
+
+        The clock is the processor time of this thread where no other one works for it.
+        """
+        self._calls, self._overhead, self._clock = calls, overhead, clock
         self._repeats = [1] * len(calls[0])
         self._known: dict[int, float] = {}
         self._set: int | None = None
@@ -98,8 +106,6 @@ class Watch:
         if which != self._set or (known is not None and known < LONG):
             run()
         self._set = which
-        each, self._repeats[plan] = measure.sample(
-            run, self._repeats[plan], seconds, time.thread_time
-        )
+        each, self._repeats[plan] = measure.sample(run, self._repeats[plan], seconds, self._clock)
         self._known[plan] = each
         return max(each - self._overhead, 1e-9)

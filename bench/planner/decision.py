@@ -80,7 +80,7 @@ def nanoseconds(plan_many: PlanMany, shapes: Sequence[Shape]) -> float:
 
     Each shape is another than the one before, so that the branch predictor has little to go by.
     """
-    sizes = [(each.m, each.n, each.k, each.batch, int(each.b_mode)) for each in shapes]
+    sizes = [(each.m, each.n, each.k, each.batch, each.product.stored) for each in shapes]
     given = tvm.runtime.tensor(np.array(sizes, np.int64))
     out = tvm.runtime.tensor(np.zeros(len(sizes), np.int64))
     times = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 from bench.planner import halving, metrics
 from bench.planner.calls import SETS
 from bench.planner.halving import Timer
-from bench.planner.plans import every_plan, same_work
+from bench.planner.plans import same_work
 from bench.planner.variants import LEARNED, Variant
-from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.planner.plan import Plan
 from tvm_moonpoly.planner.spec import Product
@@ -49,13 +48,13 @@ class Field:
 
 
 def field_of(
-    product: Product, machine: Machine, table: CostTable, planners: Sequence[Variant]
+    product: Product, machine: Machine, plans: Iterable[Plan], planners: Sequence[Variant]
 ) -> Field:
-    """Every plan that there is, and which of them the planners choose.
+    """``plans``, which are all that there are, and which of them the planners choose.
 
     Of the planner itself the `metrics.TOP` cheapest ones are kept, of the others the first one.
     """
-    number = {plan: i for i, plan in enumerate(every_plan(product, machine, table))}
+    number = {plan: i for i, plan in enumerate(plans)}
     chosen: dict[str, tuple[int, ...]] = {}
     for planner in planners:
         # plans that are equal but for their names count once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,36 @@ LARGE = 0.05
 
 #: Of the planner's cheapest plans that the best of is taken.
 TOP = 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the planner is to reach over all shapes, with any number of threads.
+
+    ``figure`` is a key of `summary` and ``title`` its name; it must be at most ``limit``, or at
+    least that where ``at_least``.
+    """
+
+    figure: str
+    title: str
+    limit: float
+    at_least: bool = False
+
+    def met(self, found: dict[str, Any]) -> bool:
+        """Whether a summary reaches it; without the figure it does not."""
+        value = found[self.figure]
+        if value is None:
+            return False
+        return bool(value >= self.limit if self.at_least else value <= self.limit)
+
+
+TARGETS = (
+    Target("mean", "mean loss", 0.02),
+    Target("p90", "90th percentile", 0.05),
+    Target("worst", "worst", 0.12),
+    Target("top1", f"choices within {HIT:.0%}", 0.75, at_least=True),
+    Target("top3", f"best of the {TOP} cheapest within {HIT:.0%}", 0.92, at_least=True),
+)
 
 
 def fastest(times: np.ndarray, columns: Sequence[int]) -> int:
@@ -68,6 +99,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         known = [row[name] for row in rows if row.get(name) is not None]
         found[name] = float(np.mean(known)) if known else None
     return found
+
+
+def judged(found: dict[str, Any]) -> tuple[list[Target], list[Target]]:
+    """The targets that a summary meets, and those that it misses."""
+    return [t for t in TARGETS if t.met(found)], [t for t in TARGETS if not t.met(found)]
 
 
 def share(losses: Sequence[float]) -> float:

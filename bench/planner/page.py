@@ -1,13 +1,15 @@
 """The results in the documentation: ``python -m bench.planner.page results.json PAGE.md``.
 
-Rewrites what lies between the marks ``<!-- results: begin -->`` and ``<!-- results: end -->`` of a
-page, and between the marks of ``example`` what ``moonpoly explain`` says, on this machine, of the
-shape that `figure` draws.
+Takes several files of results, as of one thread and of two; the example is of the first. Rewrites
+what lies between the marks ``<!-- results: begin -->`` and ``<!-- results: end -->`` of a page, and
+between the marks of ``example`` what ``moonpoly explain`` says, on this machine, of the shape that
+`figure` draws.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -15,9 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.planner import metrics
 from bench.planner.figure import read
-from bench.planner.metrics import HIT, LARGE
-from bench.planner.report import microseconds, number, percent, plan_name
+from bench.planner.metrics import LARGE
+from bench.planner.report import (
+    fine,
+    microseconds,
+    number,
+    percent,
+    plan_name,
+    points,
+    threads,
+    wanted,
+)
 from bench.planner.variants import LEARNED
 from tvm_moonpoly.explanation import explained
 from tvm_moonpoly.explanation_text import text
@@ -27,24 +39,57 @@ _FIGURES = {"mean": "mean", "p90": "90th percentile", "worst": "worst", "top1": 
 
 
 def results(doc: dict[str, Any]) -> str:
-    """Markdown of a results file: where it is from, the planners, the large losses, the cost of a
-    decision."""
-    rows, own, log = doc["shapes"], doc["summary"]["all"], doc["log"]["header"]
+    """Markdown of a results file: where it is from, the targets, the large losses, the planners,
+    what a wrong description of the machine costs, the cost of a decision."""
+    rows, log = doc["shapes"], doc["log"]["header"]
     plans = sum(len(row["plans"]) for row in rows)
-    learned = own[LEARNED]
-    return "\n\n".join(
+    parts = [
+        f"### {threads(doc).capitalize()}",
+        f"{doc['machine']['cpu']} ({doc['planned_for']['mcpu']}, {doc['planned_for']['isa']}), "
+        f"the log of {log.get('machine', {}).get('mcpu')} with digest "
+        f"`{doc['log']['digest']}`; {len(rows)} shapes, random ones by seed {doc['seed']}, "
+        f"{plans} plans timed, by the {CLOCKS[min(doc['threads'], 2)]}.",
+        targets(doc["summary"]["all"][LEARNED]),
+        losses_table(rows),
+        planners_table(doc),
+        "The planner, told something wrong about the machine:",
+        mistakes_table(doc),
+    ]
+    if "decision" in doc:
+        parts.append(decision(doc["decision"]))
+    return "\n\n".join(parts)
+
+
+#: What plans of one thread and of several are timed by.
+CLOCKS = {1: "processor time of the calling thread", 2: "wall clock"}
+
+
+def targets(own: dict[str, Any]) -> str:
+    """Which targets are missed, and a table of what is to be reached and what was."""
+    missed = ", ".join(target.title for target in metrics.judged(own)[1])
+    sentence = f"Targets that are missed: {missed}." if missed else "All targets are met."
+    lines = [
         [
-            f"{doc['machine']['cpu']} ({doc['planned_for']['mcpu']}, {doc['planned_for']['isa']}), "
-            f"one core, the log of {log.get('machine', {}).get('mcpu')} with digest "
-            f"`{doc['log']['digest']}`; {len(rows)} shapes, random ones by seed {doc['seed']}, "
-            f"{plans} plans timed.",
-            planners_table(doc),
-            f"The best of the three cheapest plans is within {HIT:.0%} of the oracle for "
-            f"{percent(learned['top3'])} of the shapes.",
-            losses_table(rows),
-            decision(doc["decision"]),
+            target.title,
+            wanted(target),
+            fine(own[target.figure]),
+            "met" if target.met(own) else "**missed**",
         ]
-    )
+        for target in metrics.TARGETS
+    ]
+    return f"{sentence}\n\n" + table(["target", "wanted", "reached", ""], lines, left=1)
+
+
+def mistakes_table(doc: dict[str, Any]) -> str:
+    """What it costs to be told something wrong about the machine."""
+    figures = {name: title for name, title in _FIGURES.items() if name != "top1"}
+    titles = ["told", "other plan for", *figures.values(), "mean, against the planner's"]
+    lines = []
+    for mistake, about in doc["mistakes"].items():
+        own = doc["sensitivity"][mistake]
+        share = (percent(own[figure]) for figure in ("differs", *figures))
+        lines.append([about, *share, f"{points(own['more'])} points"])
+    return table(titles, lines, left=1)
 
 
 def planners_table(doc: dict[str, Any]) -> str:
@@ -127,13 +172,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.planner.page", description="The results in the documentation."
     )
-    parser.add_argument("results", type=Path, help="what --json wrote")
+    parser.add_argument("results", type=Path, nargs="+", help="what --json wrote")
     parser.add_argument("page", type=Path, help="the Markdown file to rewrite")
     parser.add_argument("--shape", metavar="M,N,K", help="the shape of the example")
     options = parser.parse_args(arguments)
     try:
-        doc, row = read(options.results, options.shape)
-        page = put(options.page.read_text(), "results", results(doc))
+        doc, row = read(options.results[0], options.shape)
+        others = [json.loads(file.read_text()) for file in options.results[1:]]
+        page = put(options.page.read_text(), "results", "\n\n".join(map(results, [doc, *others])))
         page = put(page, "example", told(row))
     except (OSError, ValueError, KeyError) as reason:
         parser.error(str(reason))

@@ -39,8 +39,11 @@ def same_work(plan: Plan, product: Product, machine: Machine) -> Plan:
     """The plan of `every_plan` that does the same, tile by tile, as ``plan``.
 
     Its heights are the lowest that cut the rows alike, and a tail without a main region beside it
-    is the main region.
+    is the main region. Where several workers share a plan, their parts depend on these: it is
+    returned as it is.
     """
+    if plan.workers > 1:
+        return plan
     if plan.b_mode == BMode.STREAM:
         return STREAMED
     rows = blocks_of(product, plan.kc, plan.mc).rows

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.planner.metrics import HIT, LARGE
+from bench.planner.metrics import HIT, LARGE, Target, judged
 from bench.planner.variants import LEARNED
 from tvm_moonpoly.explanation import name
 from tvm_moonpoly.planner.plan import BMode, Plan
@@ -16,19 +16,42 @@ _FIGURES = ("mean", "median", "p90", "worst", "top1", "top3")
 
 
 def print_document(console: Console, doc: dict[str, Any]) -> None:
-    """Everything that a reader needs to judge the figures, the losses last."""
+    """Everything that a reader needs to judge the figures, the losses first."""
+    print_losses(console, doc["shapes"])
     print_setting(console, doc)
     console.print(planners_table(doc))
     console.print(groups_table(doc))
-    print_decision(console, doc["decision"])
-    print_losses(console, doc["shapes"])
+    console.print(mistakes_table(doc))
+    if "decision" in doc:
+        print_decision(console, doc["decision"])
     own = doc["summary"]["all"][LEARNED]
     console.print(
-        f"[bold]{own['shapes']} shapes: mean loss to the oracle {own['mean']:.1%}, 90th percentile "
-        f"{own['p90']:.1%}, worst {own['worst']:.1%}; within {HIT:.0%} of it: {own['top1']:.0%} of "
-        f"the choices, {own['top3']:.0%} with the best of three"
+        f"[bold]{threads(doc)}, {own['shapes']} shapes: mean loss to the oracle {own['mean']:.1%}, "
+        f"90th percentile {own['p90']:.1%}, worst {own['worst']:.1%}; within {HIT:.0%} of it: "
+        f"{own['top1']:.0%} of the choices, {own['top3']:.0%} with the best of three"
     )
+    print_targets(console, doc)
     console.print(f"took {doc['seconds']:.0f} s")
+
+
+def print_targets(console: Console, doc: dict[str, Any]) -> None:
+    """Which targets are met and which are missed."""
+    own = doc["summary"]["all"][LEARNED]
+    for word, targets in zip(("met", "missed"), judged(own), strict=True):
+        if targets:
+            colour = "green" if word == "met" else "red"
+            figures = "; ".join(reached(each, own) for each in targets)
+            console.print(f"targets {word}, {threads(doc)}: [{colour}]{figures}", highlight=False)
+
+
+def reached(target: Target, own: dict[str, Any]) -> str:
+    """A target's figure and what was to be reached."""
+    return f"{target.title} {fine(own[target.figure])} ({wanted(target)})"
+
+
+def wanted(target: Target) -> str:
+    """``at most 2%``."""
+    return f"{'at least' if target.at_least else 'at most'} {target.limit:.0%}"
 
 
 def print_setting(console: Console, doc: dict[str, Any]) -> None:
@@ -56,7 +79,7 @@ def print_setting(console: Console, doc: dict[str, Any]) -> None:
 
 def planners_table(doc: dict[str, Any]) -> Table:
     """The planner and the others, over all shapes."""
-    table = Table(title="Loss to the oracle: time of the chosen plan / the best of all plans - 1")
+    table = Table(title="Loss to the oracle: time of the chosen plan / of the fastest timed - 1")
     for title in ("planner", "what it is"):
         table.add_column(title, no_wrap=title == "planner")
     titles = (*_FIGURES, f"above {LARGE:.0%}", "Spearman", "Kendall")
@@ -90,6 +113,20 @@ def groups_table(doc: dict[str, Any]) -> Table:
             *(percent(own[figure]) for figure in _FIGURES),
             *(percent(planners[planner]["mean"]) for planner in others),
         )
+    return table
+
+
+def mistakes_table(doc: dict[str, Any]) -> Table:
+    """What it costs to be told something wrong about the machine."""
+    table = Table(title="The planner, told something wrong about the machine")
+    table.add_column("told", no_wrap=True)
+    titles = ("another plan for", *_FIGURES[:-1], "mean above the planner's")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for mistake, about in doc["mistakes"].items():
+        own = doc["sensitivity"][mistake]
+        figures = (own["differs"], *(own[figure] for figure in _FIGURES[:-1]))
+        table.add_row(about, *map(percent, figures), points(own["more"]))
     return table
 
 
@@ -147,11 +184,29 @@ def print_losses(console: Console, rows: list[dict[str, Any]]) -> None:
 def plan_name(word: int) -> str:
     """An encoded plan in a few characters."""
     plan = Plan.decode(word)
-    return name(plan) + (", B in place" if plan.b_mode == BMode.DIRECT else "")
+    in_place = ", B in place" if plan.b_mode == BMode.DIRECT else ""
+    shared = f", {plan.splits_m} x {plan.splits_n} parts" if plan.workers > 1 else ""
+    return name(plan) + in_place + shared
+
+
+def threads(doc: dict[str, Any]) -> str:
+    """``1 thread``, ``2 threads``."""
+    count = doc["threads"]
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def points(value: float) -> str:
+    """A difference of percentages."""
+    return f"{100 * value:+.2f}"
 
 
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def fine(value: float | None) -> str:
+    """As a target needs it: not rounded to the limit that it misses."""
+    return "-" if value is None else f"{value:.2%}"
 
 
 def number(value: float | None) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,30 +18,37 @@ from bench.gemm.session import progress_bar
 from bench.planner import calls, metrics
 from bench.planner.decision import decision_cost
 from bench.planner.judge import Effort, Row, field_of, judged
+from bench.planner.sensitivity import mistaken
 from bench.planner.shapes import Shape
-from bench.planner.variants import Variant, variants
+from bench.planner.threads import one_core_plans, sharings, worth_sharing
+from bench.planner.variants import LEARNED, Variant, variants
 from tvm_moonpoly import operators
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.planner.plan import Plan
 
 
-def run_bench(shapes: Sequence[Shape], effort: Effort, seed: int, console: Console) -> Row:
-    """Judge the planners on ``shapes``; returns the document that is written to JSON.
+def run_bench(
+    shapes: Sequence[Shape], effort: Effort, seed: int, console: Console, threads: int = 1
+) -> Row:
+    """Judge the planners on ``shapes``, for so many threads; returns the document that is written
+    to JSON.
 
     Raises RuntimeError on a machine without micro-kernels.
     """
     start = time.monotonic()
-    target = mp.detect_target(cores=1)
+    target = mp.detect_target(cores=threads)
     unsupported = operators.supported(target)
     if unsupported is not None:
         raise RuntimeError(f"tvm_moonpoly has no micro-kernels for this machine: {unsupported}")
-    machine, log, table = operators.described(target)
-    table = table.for_cores(machine.cores)
+    machine, log, costs = operators.described(target)
+    table = costs.for_cores(machine.cores)
     with console.status("compiling the operator library"):
         module = operators.library(target).module
-        peak, peak_flops = peak_runner(target, machine.lanes)
+        peak, peak_flops = peak_runner(mp.detect_target(cores=1), machine.lanes)
     prepared = time.monotonic() - start
-    planners = variants(machine, table)
+    compared, misled = variants(machine, table), mistaken(machine, costs)
+    planners = [*compared, *misled]
     rows = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(shapes))
@@ -50,37 +57,51 @@ def run_bench(shapes: Sequence[Shape], effort: Effort, seed: int, console: Conso
             progress.update(task, completed=at, description=size)
             probe = Probe(peak)
             begin = time.monotonic()
-            field = field_of(shape.product, machine, table, planners)
+            lab = Lab(shape, module, machine)
+            plans = one_core_plans(shape.product, machine, table, planners)
+            if threads > 1:
+                best = worth_sharing(plans, lab.watch(plans, time.thread_time))
+                plans = [each for plan in best for each in sharings(plan, shape.product, machine)]
+            field = field_of(shape.product, machine, plans, planners)
+            clock = time.thread_time if threads == 1 else time.perf_counter
             row = judged(
-                field, planners, watch_of(field.plans, shape, module, machine),
-                effort, seed + at, probe,
+                field, planners, lab.watch(field.plans, clock), effort, seed + at, probe
             )  # fmt: skip
             rows.append(described(shape) | row | probe.figures(peak_flops))
             rows[-1]["seconds"] = round(time.monotonic() - begin, 2)
-    with console.status("the cost of a decision"):
-        decision = decision_cost(machine, table, target, shapes, seed)
-    return {
+    document = {
         "machine": measure.machine_facts(),
         "target": str(target),
+        "threads": threads,
         "planned_for": machine_json(machine),
         "log": log_json(log),
         "seed": seed,
         "operand_sets": calls.SETS,
-        "about": {planner.name: planner.about for planner in planners},
-        "summary": summarised(rows, planners),
-        "decision": decision,
+        "about": {planner.name: planner.about for planner in compared},
+        "mistakes": {planner.name: planner.about for planner in misled},
+        "summary": summarised(rows, compared),
+        "sensitivity": {planner.name: sensitivity(rows, planner.name) for planner in misled},
         "shapes": rows,
         "seconds_to_prepare": round(prepared, 1),
-        "seconds": round(time.monotonic() - start, 1),
     }
+    if threads == 1:
+        with console.status("the cost of a decision"):
+            document["decision"] = decision_cost(machine, table, target, shapes, seed)
+    return document | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def watch_of(plans: Sequence[Any], shape: Shape, module: Any, machine: Machine) -> calls.Watch:
-    """What times the plans of ``shape``, on operands made now."""
-    product = shape.product
-    sets = [calls.make_operands(product, machine.lanes) for _ in range(calls.SETS)]
-    runs = [[calls.call(module, operands, plan) for plan in plans] for operands in sets]
-    return calls.Watch(runs, calls.empty_call(module, product, machine.lanes))
+class Lab:
+    """Operands of one shape, made now, and what times plans on them."""
+
+    def __init__(self, shape: Shape, module: Any, machine: Machine) -> None:
+        self._module, product = module, shape.product
+        self._sets = [calls.make_operands(product, machine.lanes) for _ in range(calls.SETS)]
+        self._overhead = calls.empty_call(module, product, machine.lanes)
+
+    def watch(self, plans: Sequence[Plan], clock: Callable[[], float]) -> calls.Watch:
+        """What times ``plans`` by ``clock``."""
+        runs = [[calls.call(self._module, each, plan) for plan in plans] for each in self._sets]
+        return calls.Watch(runs, self._overhead, clock)
 
 
 class Probe:
@@ -140,6 +161,17 @@ def summarised(rows: Sequence[Row], planners: Sequence[Variant]) -> Row:
         }
         for name, members in groups.items()
         if members
+    }
+
+
+def sensitivity(rows: Sequence[Row], name: str) -> Row:
+    """`metrics.summary` of the planner that was told something wrong; for which share of the shapes
+    it ``differs`` from the one that knows, and how much it loses ``more`` on average."""
+    pairs = [(row["planners"][LEARNED], row["planners"][name]) for row in rows]
+    found = metrics.summary([told for _, told in pairs])
+    return found | {
+        "differs": sum(told["plan"] != own["plan"] for own, told in pairs) / len(pairs),
+        "more": sum(told["loss"] - own["loss"] for own, told in pairs) / len(pairs),
     }
 
 

@@ -49,7 +49,10 @@ class Variant:
 
 
 def variants(machine: Machine, table: CostTable) -> list[Variant]:
-    """The planner of ``table`` on ``machine``, which has one core, and those it is compared to."""
+    """The planner of ``table`` on ``machine``, and those it is compared to.
+
+    ``table`` is the one for as many cores as ``machine`` has.
+    """
     tables = {
         LEARNED: ("the planner as it is", table),
         "g alone": ("the tasks' costs with operands in L1; no traffic", g_alone(table)),
@@ -63,23 +66,44 @@ def variants(machine: Machine, table: CostTable) -> list[Variant]:
             straightened(table, [RESIDENCIES]),
         ),
     }
-    planners = [_planner(name, about, machine, t) for name, (about, t) in tables.items()]
+    planners = [planner(name, about, machine, t) for name, (about, t) in tables.items()]
 
     def rule(product: Product) -> list[Choice]:
-        return [Choice(fixed_rule(product, machine, table), 0)]
+        plan = fixed_rule(product, machine, table)
+        cost = counts.priced(product, plan, machine, table)
+        return [Choice(spec.shared_out(plan, cost, product, machine, table), cost)]
 
     about = "one tile, packed from k >= 1024 and m >= 24 on with kc 512 and mc 240"
     return [*planners, Variant("fixed rule", about, rule, None)]
 
 
-def _planner(name: str, about: str, machine: Machine, table: CostTable) -> Variant:
+def planner(name: str, about: str, machine: Machine, table: CostTable) -> Variant:
+    """The planner of ``table`` on ``machine``: all that it weighs, shared out over the cores. What
+    it predicts is on one core."""
+
     def ranked(product: Product) -> list[Choice]:
-        return sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
+        found = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
+        return [
+            Choice(spec.shared_out(c.plan, c.picoseconds, product, machine, table), c.picoseconds)
+            for c in found
+        ]
 
     def priced(product: Product, plan: Plan) -> int:
-        return counts.priced(product, plan, machine, table)
+        one_core = counts.priced(product, plan, machine, table)
+        return shared_cost(plan, one_core, product, table.traffic.launch)
 
     return Variant(name, about, ranked, priced)
+
+
+def shared_cost(plan: Plan, picoseconds: int, product: Product, launch: int) -> int:
+    """What ``plan`` takes by its workers, where it takes so many ``picoseconds`` on one core: as
+    long as the worker with the most parts, and the launch. Of one of the product's batch entries.
+    """
+    if plan.workers == 1:
+        return picoseconds
+    parts = plan.splits_m * plan.splits_n * product.batch
+    share = ceil_div(parts, plan.workers) / parts
+    return round(picoseconds * share + launch / product.batch)
 
 
 def g_alone(table: CostTable) -> CostTable:

@@ -72,12 +72,13 @@ def reference(a: np.ndarray, b: np.ndarray, x: np.ndarray, z: np.ndarray, lo: fl
     return np.where(total < lo, lo, total)
 
 
-def build(record: Record, machine: Machine) -> tirx.PrimFunc:
+def build(record: Record, machine: Machine, ahead: bool = False) -> tirx.PrimFunc:
     """The micro-kernel as a private function over pointers.
 
     Parameters, in order: pointers ``a, b, x, z, c``; int64 ``lda``, ``b_vector`` and ``b_row``
     (floats from one vector of columns, and from one row of B, to the next), ``ldx``, ``ldc``, the
-    trip count ``k``; float32 ``lo``.
+    trip count ``k``; float32 ``lo``. With ``ahead`` one more pointer after ``c``: to a panel of B
+    that a later kernel reads, which this one prefetches row by row.
 
     Raises ValueError when the record does not fit the machine.
     """
@@ -90,4 +91,4 @@ def build(record: Record, machine: Machine) -> tirx.PrimFunc:
         )
     sch = s_tir.Schedule(semantics(record, machine.lanes))
     schedule(sch, choices(record.mr), record.decisions)
-    return lower(sch.mod["main"], record, machine.lanes)
+    return lower(sch.mod["main"], record, machine.lanes, ahead)

@@ -21,12 +21,14 @@ from tvm_moonpoly.microkernels.records import Record
 _LINE_BYTES = 64
 
 
-def lower(scheduled: tirx.PrimFunc, record: Record, lanes: int) -> tirx.PrimFunc:
+def lower(
+    scheduled: tirx.PrimFunc, record: Record, lanes: int, ahead: bool = False
+) -> tirx.PrimFunc:
     """``scheduled``, a result of `gemm_schedule.schedule`, as a private function over pointers.
 
     Its parameters are those of `cpu_gemm.build`.
     """
-    return _over_pointers(_Kernel(scheduled, record, lanes).function(), record, lanes)
+    return _over_pointers(_Kernel(scheduled, record, lanes, ahead).function(), record, lanes)
 
 
 def _int(value: int, dtype: str = "int32") -> Any:
@@ -36,8 +38,10 @@ def _int(value: int, dtype: str = "int32") -> Any:
 class _Kernel:
     """The parts of a scheduled kernel, and the kernel made of them."""
 
-    def __init__(self, scheduled: tirx.PrimFunc, record: Record, lanes: int) -> None:
+    def __init__(self, scheduled: tirx.PrimFunc, record: Record, lanes: int, ahead: bool) -> None:
         self.scheduled, self.record, self.lanes = scheduled, record, lanes
+        shape = [scheduled.params[1].shape[1], _int(lanes)]
+        self.later = tirx.decl_buffer(shape, "float32", "P", data_alignment=4) if ahead else None
         self.buffers = {p.name: p for p in scheduled.params if tirx.is_buffer_var(p)}
         root = scheduled.body.block
         self.init, self.reduction, self.store = root.body.seq
@@ -63,13 +67,14 @@ class _Kernel:
             [], [], [], "root", tirx.SeqStmt(statements), None, [self.accumulators]
         )
         root = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
-        return tirx.PrimFunc(self.scheduled.params, root).with_attr("s_tir", True)
+        later = [] if self.later is None else [self.later]
+        return tirx.PrimFunc([*self.scheduled.params, *later], root).with_attr("s_tir", True)
 
     def _reduction(self) -> Iterator[tirx.Stmt]:
         """The loop over whole iterations, and the loop over the steps that are left."""
         loop, extent = self.reduction, self.buffers["B"].shape[1]
         body = self._plain(self.unrolled, self.partial.loop_var)
-        prefetches = list(self._prefetch_b())
+        prefetches = [*self._prefetch_b(), *self._prefetch_later()]
         if prefetches:
             body = tirx.SeqStmt([*prefetches, body])
         whole = tirx.truncdiv(extent, _int(self.steps, "int64"))
@@ -136,21 +141,44 @@ class _Kernel:
         return tirx.For(i, _int(0), _int(self.record.mr), kinds.UNROLLED, columns)
 
     def _prefetch_b(self) -> Iterator[tirx.Stmt]:
-        """Rows of B that a later iteration reads, each line once.
+        """What later iterations read of B, each line once.
 
-        The rows may lie beyond the end of B: a prefetch of what is not there does nothing.
+        Of panels, rows further down. Of B in place, the columns of the next group in the same rows,
+        into the second-level cache: rows further down may lie a large power of two away, where they
+        push out of the first-level cache what is read next.
+
+        All that may lie beyond the end of B: a prefetch of what is not there does nothing.
         """
         ahead = int(self.reduction.annotations[PREFETCH_B])
         if not ahead:
             return
         fit = max(_LINE_BYTES // (self.lanes * 4), 1)
-        # a line holds neighbouring rows of a panel, or neighbouring vectors of a row in place
-        rows, vectors = (1, fit) if self.record.in_place_b else (fit, 1)
         first = self.reduction.loop_var * _int(self.steps, "int64")
-        for v in range(0, self.record.nv, vectors):
-            for step in range(0, self.steps, rows):
+        nv, b = self.record.nv, self.buffers["B"]
+        if self.record.in_place_b:
+            for v in range(nv, 2 * nv, fit):
+                for step in range(self.steps):
+                    row = first + _int(step, "int64")
+                    yield _prefetch(b, [_int(v), row, _int(0)], write=False, level=2)
+            return
+        # a line holds neighbouring rows of a panel
+        for v in range(nv):
+            for step in range(0, self.steps, fit):
                 row = first + _int(ahead + step, "int64")
-                yield _prefetch(self.buffers["B"], [_int(v), row, _int(0)], write=False)
+                yield _prefetch(b, [_int(v), row, _int(0)], write=False)
+
+    def _prefetch_later(self) -> Iterator[tirx.Stmt]:
+        """The panel of a later group, row by row as the kernel goes through its own.
+
+        Into the second cache: its turn comes when the tiles below this one are done.
+        """
+        if self.later is None:
+            return
+        fit = max(_LINE_BYTES // (self.lanes * 4), 1)
+        first = self.reduction.loop_var * _int(self.steps, "int64")
+        for step in range(0, self.steps, fit):
+            row = first + _int(step, "int64")
+            yield _prefetch(self.later, [row, _int(0)], write=False, level=2)
 
     def _prefetch_c(self) -> Iterator[tirx.Stmt]:
         if not int(self.reduction.annotations[PREFETCH_C]):
@@ -160,13 +188,12 @@ class _Kernel:
                 yield _prefetch(self.buffers["C"], [_int(row), _int(column)], write=True)
 
 
-def _prefetch(buffer: Any, indices: list[Any], write: bool) -> tirx.Stmt:
+def _prefetch(buffer: Any, indices: list[Any], write: bool, level: int = 1) -> tirx.Stmt:
+    """Bring an element near: into the caches from ``level`` on."""
     address = tirx.address_of(tirx.BufferLoad(buffer, indices))
-    keep_in_all_levels, data = _int(3), _int(1)
+    locality, data = _int(4 - level), _int(1)
     return tirx.Evaluate(
-        tirx.call_llvm_intrin(
-            "void", "llvm.prefetch", address, _int(int(write)), keep_in_all_levels, data
-        )
+        tirx.call_llvm_intrin("void", "llvm.prefetch", address, _int(int(write)), locality, data)
     )
 
 
@@ -195,6 +222,7 @@ def _over_pointers(function: tirx.PrimFunc, record: Record, lanes: int) -> tirx.
         "X": [stride["ldx"], one],
         "Z": [one],
         "C": [stride["ldc"], one],
+        "P": [tirx.const(lanes, "int64"), one],
     }
     buffers = [p for p in function.params if tirx.is_buffer_var(p)]
     scalars = [p for p in function.params if not tirx.is_buffer_var(p)]

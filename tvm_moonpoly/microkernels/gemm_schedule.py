@@ -46,7 +46,7 @@ def _semantics(mr: int, nv: int, packed: bool, lanes: int) -> tirx.PrimFunc:
             with T.sblock("product"):
                 vi, vv, vs, vk = T.axis.remap("SSSR", [i, v, s, k])
                 with T.init():
-                    acc[vi, vv, vs] = X[vi, vv * lanes + vs] + Z[vv * lanes + vs]
+                    acc[vi, vv, vs] = Z[vv * lanes + vs]
                 acc[vi, vv, vs] = (
                     acc[vi, vv, vs] + (A[vk, vi] if packed else A[vi, vk]) * B[vv, vk, vs]
                 )
@@ -54,7 +54,11 @@ def _semantics(mr: int, nv: int, packed: bool, lanes: int) -> tirx.PrimFunc:
             with T.sblock("store"):
                 vi, vv, vs = T.axis.remap("SSS", [i, v, s])
                 # written so that NaN passes: a comparison with NaN is false
-                C[vi, vv * lanes + vs] = T.Select(acc[vi, vv, vs] < lo, lo, acc[vi, vv, vs])
+                C[vi, vv * lanes + vs] = T.Select(
+                    acc[vi, vv, vs] + X[vi, vv * lanes + vs] < lo,
+                    lo,
+                    acc[vi, vv, vs] + X[vi, vv * lanes + vs],
+                )
 
     return tile
 

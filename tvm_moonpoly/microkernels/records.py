@@ -26,7 +26,8 @@ DECISIONS: dict[str, tuple[int, ...]] = {
     "unroll": (1, 2, 4, 8),
     # partial sums of each output, added up at the end: more of them hide the latency of an addition
     "sums": (1, 2, 4),
-    # how many steps ahead rows of B are prefetched; 0: not at all
+    # how many steps ahead rows of packed B are prefetched; 0: not at all. Of B in place the next
+    # columns are, whatever the number
     "prefetch_b": (0, 16, 64, 256),
     # whether the lines of C are prefetched before the reduction
     "prefetch_c": (0, 1),
@@ -82,6 +83,9 @@ class Record:
                     f"decisions: {name}={choice!r} is none of {possible[name]} for {self.mr} rows"
                 )
         chosen = {n: self.decisions[n] for n in possible if n in self.decisions}
+        if self.in_place_b and chosen.get("prefetch_b"):
+            # of B in place the next columns are fetched, however many steps that says
+            chosen["prefetch_b"] = possible["prefetch_b"][1]
         kept = {n: choice for n, choice in chosen.items() if choice != possible[n][0]}
         object.__setattr__(self, "decisions", kept)
 

@@ -1,7 +1,8 @@
 """Activations of an epilogue: what they compute, and their vector code.
 
-exp is a Taylor polynomial after range reduction by multiples of ln 2 (Cody and Waite), erf a
-rational function, tanh a quotient of exp(2x) - 1. NaN and infinity pass as in numpy.
+exp is a polynomial after range reduction by multiples of ln 2 (Cody and Waite), the normal
+distribution a power of a polynomial, tanh a quotient of exp(2x) - 1. NaN and infinity pass as in
+numpy. All constants of a formula fit the vector registers of AVX2 beside what it computes with.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from tvm_moonpoly.emit import FLOATS, INT, Expr, Functions, cell, div, let, loop, switch, vector
+from tvm_moonpoly.emit import (
+    FLOATS,
+    INT,
+    Expr,
+    Functions,
+    as_int,
+    cell,
+    div,
+    let,
+    loop,
+    switch,
+    vector,
+)
 
 
 class Activation(IntEnum):
@@ -54,7 +67,8 @@ def reference(activation: Activation, x: np.ndarray) -> np.ndarray:
 def emit(functions: Functions, lanes: int) -> None:
     """Define ``moonpoly_activate(c, ldc, m, n, activation)``: in place on ``m`` rows of ``n``.
 
-    relu is not among them: the micro-kernels apply it in registers.
+    relu is not among them: the micro-kernels apply it in registers. The others are long chains of
+    operations: two vectors at a time wait less for each of them.
     """
     bodies = {
         Activation.GELU: _gelu,
@@ -69,14 +83,14 @@ def emit(functions: Functions, lanes: int) -> None:
     def _(c: Any, ldc: Expr, m: Expr, n: Expr, activation: Expr) -> None:
         def apply(kind: int) -> None:
             body = bodies[Activation(kind)]
-            vectors = let(div(n, lanes))
             with loop(m) as i:
-                with loop(vectors) as v:
-                    at = vector(i * ldc + v * lanes, lanes)
-                    c[at] = body(c[at], lanes)
-                with loop(n - vectors * lanes) as j:
-                    at = i * ldc + vectors * lanes + j
-                    c[at] = body(c[at], 1)
+                done = as_int(0)
+                for width in (2 * lanes, lanes, 1):
+                    first, count = let(i * ldc + done), let(div(n - done, width))
+                    with loop(count) as v:
+                        at = vector(first + v * width, width) if width > 1 else first + v
+                        c[at] = body(c[at], width)
+                    done = let(done + count * width)
 
         switch(activation, [int(kind) for kind in bodies], apply)
 
@@ -98,52 +112,48 @@ def _keep_integer(lanes: int, value: Expr) -> Expr:
     return cell(value, "int32", lanes)
 
 
+#: Added to a number below 2^22, it leaves the nearest whole number in the lowest bits.
+_ROUNDING = 1.5 * 2.0**23
+
+#: (exp(r) - 1) / r for |r| <= ln 2 / 2, lowest power first: the minimax fit of this degree by
+#: reweighted linear least squares; its relative error is 1.4e-8.
+_EXP = (1.0, 0.49999997, 0.16666542, 0.041667204, 0.008366692, 0.0013882489)
+
+
 def _reduced(x: Expr, lanes: int) -> tuple[Expr, Expr]:
-    """``n`` and ``r`` with x = n ln 2 + r: n a whole number, r within ln 2 / 2 of 0."""
-    n = _keep(lanes, tirx.floor(x * _constant(1.0 / math.log(2.0), lanes) + _constant(0.5, lanes)))
+    """``2^n`` and ``r`` with x = n ln 2 + r: n a whole number, r within ln 2 / 2 of 0.
+
+    x must be within -87 and 89; from 88.4 on the power is infinity. NaN gives r = NaN, and a power
+    that may be anything.
+    """
+    magic = _constant(_ROUNDING, lanes)
+    shifted = _keep(lanes, x * _constant(1.0 / math.log(2.0), lanes) + magic)
+    n = _keep(lanes, shifted - magic)
     # ln 2 in two parts, the first with few bits so that n times it is exact
     r = _keep(lanes, x - n * _constant(0.693359375, lanes))
-    return n, _keep(lanes, r - n * _constant(math.log(2.0) - 0.693359375, lanes))
+    r = _keep(lanes, r - n * _constant(math.log(2.0) - 0.693359375, lanes))
+    bits = _keep_integer(lanes, tirx.reinterpret(_as_type("int32", lanes), shifted))
+    # the shift drops all but n, which is where the exponent of a float is then
+    exponent = tirx.shift_left(bits, _integer(23, lanes)) + _integer(127 << 23, lanes)
+    return _keep(lanes, _as_float(exponent, lanes)), r
 
 
-def _taylor(r: Expr, first: int, lanes: int) -> Expr:
-    """The sum of ``r**i / (first + i)!`` up to the seventh power of exp's series."""
-    p = _constant(1.0 / math.factorial(7), lanes)
-    for power in range(6, first - 1, -1):
-        p = _keep(lanes, p * r + _constant(1.0 / math.factorial(power), lanes))
-    return p
-
-
-def _whole(n: Expr, lanes: int) -> Expr:
-    """An exponent as an int32; 0 for NaN, whose conversion would be undefined."""
-    # tvm takes `n == n` for true
-    number = tirx.Select(n < _constant(1000.0, lanes), n, _constant(0.0, lanes))
-    return _keep_integer(lanes, tirx.Cast(_as_type("int32", lanes), number))
+def _polynomial(coefficients: tuple[float, ...], x: Expr, lanes: int) -> Expr:
+    total = _constant(coefficients[-1], lanes)
+    for coefficient in coefficients[-2::-1]:
+        total = _keep(lanes, total * x + _constant(coefficient, lanes))
+    return total
 
 
 def _exp(x: Expr, lanes: int) -> Expr:
-    """exp(x) over all floats: 0 and infinity at the ends, NaN kept.
-
-    Results below 2e-35 are 0: products with them would be subnormal, which takes a hundred times
-    longer, and no activation can tell them from 0.
-    """
-    x = _keep(lanes, x)
-    low, high = _constant(_SMALLEST, lanes), _constant(89.0, lanes)
+    """exp(x), to be added to 1: below -80 it is exp(-80), from 88.4 on infinity; NaN is kept."""
+    low, high = _constant(-80.0, lanes), _constant(89.0, lanes)
     # a comparison with NaN is false: NaN stays
-    tiny = x < low
-    x = _keep(lanes, tirx.Select(tiny, low, x))
+    x = _keep(lanes, x)
+    x = _keep(lanes, tirx.Select(x < low, low, x))
     x = _keep(lanes, tirx.Select(x > high, high, x))
-    n, r = _reduced(x, lanes)
-    p = _taylor(r, 0, lanes)
-    # 2^n in two factors, since n may lie outside the exponents of a float. Where x is NaN, p is
-    # NaN then and any factor will do.
-    exponent = _whole(n, lanes)
-    half = _keep_integer(lanes, tirx.shift_right(exponent, _integer(1, lanes)))
-    power = _keep(lanes, p * _power_of_two(half, lanes) * _power_of_two(exponent - half, lanes))
-    return tirx.Select(tiny, _constant(0.0, lanes), power)
-
-
-_SMALLEST = -80.0
+    power, r = _reduced(x, lanes)
+    return _keep(lanes, r * _polynomial(_EXP, r, lanes) + _constant(1.0, lanes)) * power
 
 
 def _integer(value: int, lanes: int) -> Expr:
@@ -151,51 +161,40 @@ def _integer(value: int, lanes: int) -> Expr:
     return scalar if lanes == 1 else T.Broadcast(scalar, lanes)
 
 
-def _power_of_two(n: Expr, lanes: int) -> Expr:
-    bits = tirx.shift_left(n + _integer(127, lanes), _integer(23, lanes))
-    return _as_float(bits, lanes)
-
-
-#: erf(z) = z * P(z^2) / Q(z^2) for |z| <= 4, lowest power first: the minimax fit of these degrees
-#: by reweighted linear least squares; its error is 2.2e-8, in fp32 arithmetic 2.6e-7.
-_ERF_P = (1.12837898, 0.196233528, 0.0534653999, 0.00400297178, 0.000288023801, 1.97491499e-06)
-_ERF_Q = (1.0, 0.507238601, 0.116470004, 0.0154430784, 0.00121619174, 3.74808267e-05)
-_ERF_END = 4.0
+#: The upper tail of the normal distribution at t >= 0 is 1 / (2 q(t)^8): q, lowest power first, by
+#: reweighted least squares such that t times the tail is off by 4.8e-8 at most, in fp32 arithmetic
+#: by 2e-7.
+_TAIL = (
+    1.0,
+    0.099732495,
+    0.0447888014,
+    0.00859163159,
+    0.000980662447,
+    0.000111350898,
+    9.75821462e-05,
+    -1.67472047e-05,
+    2.93249255e-06,
+)
 
 
 def _gelu(x: Expr, lanes: int) -> Expr:
-    """x * (1 + erf(x / sqrt 2)) / 2, within 1e-6 of it; in the far tail that is also the sign."""
+    """x times the normal distribution at x, within 4e-7 of it."""
     x = _keep(lanes, x)
-
-    def constant(value: float) -> Expr:
-        return _constant(value, lanes)
-
-    def polynomial(coefficients: tuple[float, ...], square: Expr) -> Expr:
-        total = constant(coefficients[-1])
-        for coefficient in coefficients[-2::-1]:
-            total = _keep(lanes, total * square + constant(coefficient))
-        return total
-
-    z = _keep(lanes, x * constant(math.sqrt(0.5)))
-    low, high = constant(-_ERF_END), constant(_ERF_END)
-    # comparisons with NaN are false: NaN stays
-    inside = _keep(lanes, tirx.Select(z < low, low, z))
-    inside = _keep(lanes, tirx.Select(inside > high, high, inside))
-    square = _keep(lanes, inside * inside)
-    erf = inside * polynomial(_ERF_P, square) / polynomial(_ERF_Q, square)
-    half = _keep(lanes, erf * constant(0.5) + constant(0.5))
-    # exactly 0 from there on, or minus infinity would come back as itself
-    return x * tirx.Select(z < low, constant(0.0), half)
+    t = _keep(lanes, tirx.call_llvm_pure_intrin(_as_type("float32", lanes), "llvm.fabs", x))
+    power = _polynomial(_TAIL, t, lanes)
+    for _ in range(3):
+        power = _keep(lanes, power * power)
+    tail = _keep(lanes, _constant(0.5, lanes) / power)
+    # minus infinity becomes NaN, as in numpy: its tail is 0
+    return x * tirx.Select(x < _constant(0.0, lanes), tail, _constant(1.0, lanes) - tail)
 
 
 def _gelu_tanh(x: Expr, lanes: int) -> Expr:
     """x/2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), as x * sigmoid of twice that."""
     x = _keep(lanes, x)
     scale = -2.0 * math.sqrt(2.0 / math.pi)
-    u = _keep(
-        lanes,
-        x * _constant(scale, lanes) * (_constant(1.0, lanes) + x * x * _constant(0.044715, lanes)),
-    )
+    cubic, linear = _constant(scale * 0.044715, lanes), _constant(scale, lanes)
+    u = x * _keep(lanes, _keep(lanes, x * x) * cubic + linear)
     return x / (_constant(1.0, lanes) + _exp(u, lanes))
 
 
@@ -229,9 +228,8 @@ def _tanh(x: Expr, lanes: int) -> Expr:
     # 1 from there on; NaN stays
     end = _constant(10.0, lanes)
     magnitude = _keep(lanes, tirx.Select(magnitude > end, end, magnitude))
-    n, r = _reduced(magnitude * _constant(2.0, lanes), lanes)
-    q = _keep(lanes, r * _taylor(r, 1, lanes))
-    power = _keep(lanes, _power_of_two(_whole(n, lanes), lanes))
+    power, r = _reduced(_keep(lanes, magnitude + magnitude), lanes)
+    q = _keep(lanes, r * _polynomial(_EXP, r, lanes))
     t = _keep(lanes, power * q + (power - _constant(1.0, lanes)))
     result = t / (t + _constant(2.0, lanes))
     positive = tirx.reinterpret(_as_type("int32", lanes), result)

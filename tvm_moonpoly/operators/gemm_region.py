@@ -32,6 +32,7 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.operators.activation import Activation
 from tvm_moonpoly.operators.gemm_tiles import SUFFIXES, TILE, zeros_row
+from tvm_moonpoly.operators.packing import panel_stride
 from tvm_moonpoly.planner.plan import BMode
 
 MINUS_INFINITY = tirx.const(float("-inf"), FLOAT)
@@ -332,9 +333,11 @@ def _emit_region(functions: Functions, lanes: int) -> None:
                     lambda: accumulate(c.at(column), args["ldc"], 1, zeros.at(0), 0),
                 )
 
+            stride = let(panel_stride(kb, lanes))
+
             def pack(source: Expr, whole: Expr) -> None:
                 functions["moonpoly_pack_b"](
-                    b.at(source), b_k, b_n, workspace.at(0), kb, whole, columns
+                    b.at(source), b_k, b_n, workspace.at(0), kb, whole, columns, stride
                 )
 
             def prepacked() -> None:
@@ -349,7 +352,7 @@ def _emit_region(functions: Functions, lanes: int) -> None:
 
             def packed() -> None:
                 pack(in_place, count)
-                rows(workspace.at(0), kb * lanes, lanes, workspace.at(count * kb * lanes))
+                rows(workspace.at(0), stride, lanes, workspace.at(count * stride))
 
             def stream() -> None:
                 def through(name: str, ldb: Expr) -> None:

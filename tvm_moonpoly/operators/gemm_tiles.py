@@ -19,12 +19,15 @@ from tvm_moonpoly.emit import (
     Expr,
     Functions,
     Pointer,
+    as_int,
     balanced,
     ceil_div,
     let,
     loop,
     minimum,
+    prefetch,
     scratch,
+    select,
     switch,
     vector,
     when,
@@ -51,6 +54,9 @@ TILE = {
 }
 
 
+#: Floats in a cache line.
+_LINE = 16
+
 #: A row of zeros is at least as wide as the widest group of panels.
 _ZEROS = 128
 
@@ -70,30 +76,55 @@ SUFFIXES = {Form.PLAIN: "", Form.PACKED_A: "_packed", Form.IN_PLACE_B: "_in_plac
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
     """Define the groups of each form, ``moonpoly_edge``, and all that they call."""
     for record in records:
-        functions.add(record.name, cpu_gemm.build(record, machine))
-        _emit_strip(functions, record)
+        functions.add(record.name, cpu_gemm.build(record, machine, _looks_ahead(record)))
+        _emit_strip(functions, record, machine.lanes)
     for form in Form:
         widths = sorted({r.nv for r in records if r.form == form})
         for nv in widths:
             _emit_rows(functions, nv, form, [r for r in records if r.form == form and r.nv == nv])
-        _emit_groups(functions, form, widths, machine.lanes)
+        _emit_groups(functions, form, widths, machine)
     _emit_edge(functions, records, machine.lanes)
 
 
-def _emit_strip(functions: Functions, record: Record) -> None:
-    """``count`` tiles of one micro-kernel, one below the other."""
+def _looks_ahead(record: Record) -> bool:
+    """Whether a kernel prefetches a panel of the next group while it computes.
 
-    @functions.private(f"{record.name}_strip", **TILE, count=INT)
+    Small tiles wait for memory themselves, and rows of B in place have no next panel of their own.
+    """
+    return not record.in_place_b and record.mr >= 3 and record.nv >= 2
+
+
+def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
+    """``count`` tiles of one micro-kernel, one below the other.
+
+    Each of the first ``looking`` tiles prefetches a panel, the first one the panel that is
+    ``later`` floats behind ``b``.
+    """
+    looks = _looks_ahead(record)
+    ahead = {"later": INT, "looking": INT} if looks else {}
+
+    @functions.private(f"{record.name}_strip", **TILE, count=INT, **ahead)
     def _(a: Any, lda: Expr, b: Any, x: Any, ldx: Expr, c: Any, ldc: Expr, **rest: Any) -> None:
         k = rest["k"]
         with loop(rest["count"]) as t:
             row = let(t * record.mr)
+            # the kernel adds x at its end: until then the rows have come from wherever they were
+            with when(ldx != 0):
+                for i in range(record.mr):
+                    for j in range(0, record.nv * lanes, _LINE):
+                        prefetch(x.at((row + i) * ldx + j))
+            panel = []
+            if looks:
+                # the others are given what they read anyway
+                later = select(t < rest["looking"], rest["later"] + t * rest["b_vector"], 0)
+                panel = [b.at(let(later))]
             functions[record.name](
                 a.at(row * (k if record.packed_a else lda)),
                 b.at(0),
                 x.at(row * ldx),
                 rest["z"].at(0),
                 c.at(row * ldc),
+                *panel,
                 lda,
                 rest["b_vector"],
                 rest["b_row"],
@@ -109,18 +140,26 @@ def _rows_name(nv: int, form: Form) -> str:
 
 
 def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Record]) -> None:
-    """All ``m`` rows of one group of panels, in balanced tiles of at most ``mr`` rows."""
+    """All ``m`` rows of one group of panels, in balanced tiles of at most ``mr`` rows.
+
+    ``later``: how far behind ``b`` the next group is, which the tiles prefetch, a panel each; 0:
+    there is no need to.
+    """
     by_height = {r.mr: r for r in records}
 
-    @functions.separate(_rows_name(nv, form), **TILE, m=INT, mr=INT)
+    @functions.separate(_rows_name(nv, form), **TILE, m=INT, mr=INT, later=INT)
     def _(**args: Any) -> None:
         a, x, c, m = args["a"], args["x"], args["c"], args["m"]
         lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
         small, large_tiles, tiles = balanced(m, args["mr"])
         first = let(large_tiles * (small + 1))
+        # a single tile would be held up by reading twice as much
+        needed = tirx.all(args["later"] > 0, tiles > 1)
+        looking = let(select(needed, nv, 0))
 
-        def strips(height: Expr, row: Expr, count: Expr) -> None:
+        def strips(height: Expr, row: Expr, count: Expr, above: Expr) -> None:
             def strip(mr: int) -> None:
+                ahead = [args["later"] + above * args["b_vector"], looking - above]
                 functions[f"{by_height[mr].name}_strip"](
                     a.at(row * (k if form == Form.PACKED_A else lda)),
                     lda,
@@ -135,17 +174,19 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
                     k,
                     args["lo"],
                     count,
+                    *(ahead if _looks_ahead(by_height[mr]) else []),
                 )
 
             switch(height, sorted(by_height), strip)
 
         with when(large_tiles > 0):
-            strips(small + 1, tirx.const(0, INT), large_tiles)
-        strips(small, first, tiles - large_tiles)
+            strips(small + 1, as_int(0), large_tiles, as_int(0))
+        strips(small, first, tiles - large_tiles, large_tiles)
 
 
-def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], lanes: int) -> None:
+def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], machine: Machine) -> None:
     """``count`` groups of ``nv`` panels side by side, all rows of each."""
+    lanes = machine.lanes
 
     @functions.private(
         f"moonpoly_groups{SUFFIXES[form]}",
@@ -160,6 +201,9 @@ def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], lanes:
     )
     def _(**args: Any) -> None:
         def groups(nv: int) -> None:
+            # what fits the second cache is there already
+            size = args["count"] * nv * args["k"] * (lanes * 4)
+            later = let(select(size > machine.l2_bytes // 2, nv * args["b_vector"], 0))
             with loop(args["count"]) as g:
                 column = let(g * (nv * lanes))
                 functions[_rows_name(nv, form)](
@@ -177,6 +221,7 @@ def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], lanes:
                     args["lo"],
                     args["m"],
                     args["mr"],
+                    later,
                 )
                 with when(args["activation"] > int(Activation.RELU)):
                     functions["moonpoly_activate"](
@@ -225,6 +270,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
                 args["lo"],
                 rows,
                 height,
+                0,
             )
             with when(args["activation"] > int(Activation.RELU)):
                 functions["moonpoly_activate"](c_tile.at(0), lanes, rows, lanes, args["activation"])

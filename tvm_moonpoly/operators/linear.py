@@ -192,4 +192,5 @@ def _emit_pack(functions: Functions, machine: Machine) -> None:
                 k,
                 panels,
                 n - panels * machine.lanes,
+                k * machine.lanes,
             )

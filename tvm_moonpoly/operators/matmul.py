@@ -15,6 +15,7 @@ from tvm_moonpoly.emit import (
     Expr,
     Functions,
     Pointer,
+    as_int,
     branch,
     ceil_div,
     div,
@@ -34,6 +35,7 @@ from tvm_moonpoly.operators.product import PARAMETERS, Product
 from tvm_moonpoly.operators.sharing import run_items, share_of
 from tvm_moonpoly.operators.tensors import Tensor, View, count_of
 from tvm_moonpoly.planner import native
+from tvm_moonpoly.planner.groups import CROWDED, PERIOD, WAYS
 from tvm_moonpoly.planner.plan import BMode
 
 MATMUL = "moonpoly_matmul_f32"
@@ -77,8 +79,11 @@ def _emit_matmul(functions: Functions, machine: Machine, name: str, more: dict[s
             if "plan" in handles:
                 plan[0] = handles["plan"]
             else:
-                b_mode = select(by_rows, int(BMode.DIRECT), int(BMode.PACKED))
-                functions["moonpoly_plan"](m, n, k, batch, b_mode, plan.at(0))
+                # the twin of `groups.Product.crowded`
+                crowded = tirx.all(k > WAYS, tirx.truncmod(b_k, as_int(PERIOD // 4)) == 0)
+                rows = select(crowded, int(BMode.DIRECT) + CROWDED, int(BMode.DIRECT))
+                stored = select(by_rows, rows, int(BMode.PACKED))
+                functions["moonpoly_plan"](m, n, k, batch, stored, plan.at(0))
             fields = native.decode(plan[0])
             panels = let(div(n, machine.lanes))
             columns = let(n - panels * machine.lanes)

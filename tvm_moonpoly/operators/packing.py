@@ -26,6 +26,7 @@ from tvm_moonpoly.emit import (
     let,
     loop,
     minimum,
+    prefetch,
     scratch,
     switch,
     vector,
@@ -62,6 +63,22 @@ def pad_bias(bias: np.ndarray | None, n: int, lanes: int) -> np.ndarray:
     return padded
 
 
+#: Floats in a cache line.
+_LINE = 16
+
+#: Panels that are packed side by side, and what is left of them; rows of each at a time.
+_TOGETHER, _ROWS = (8, 4), 64
+
+
+def panel_stride(k: Expr, lanes: int) -> Expr:
+    """Floats from one panel that is packed during a call to the next, for ``k`` rows.
+
+    An odd number of cache lines: a large power of two would bring all panels into the same places
+    of the caches, and those that are packed side by side would push each other out.
+    """
+    return tirx.bitwise_or(ceil_div(k * lanes, _LINE), as_int(1)) * _LINE
+
+
 def emit(functions: Functions, packed_rows: Sequence[int], lanes: int) -> None:
     """Define ``moonpoly_pack_b``, ``moonpoly_pack_a`` (tiles of ``packed_rows`` rows) and
     ``moonpoly_turn``."""
@@ -71,30 +88,51 @@ def emit(functions: Functions, packed_rows: Sequence[int], lanes: int) -> None:
 
 
 def _emit_pack_b(functions: Functions, lanes: int) -> None:
-    @functions.private("moonpoly_pack_rows", b=FLOATS, b_k=INT, q=FLOATS, k=INT, panels=INT)
-    def _(b: Any, b_k: Expr, q: Any, k: Expr, panels: Expr) -> None:
-        """Unit stride along n: whole vectors; four panels at a time use whole cache lines."""
-        together = 4
-        wide = let(div(panels, together))
-        with loop(wide) as w, loop(k) as row:
-            for p in range(together):
-                panel = w * together + p
-                q[vector((panel * k + row) * lanes, lanes)] = b[
-                    vector(row * b_k + panel * lanes, lanes)
-                ]
-        with loop(panels - wide * together) as rest, loop(k) as row:
-            panel = wide * together + rest
-            q[vector((panel * k + row) * lanes, lanes)] = b[
-                vector(row * b_k + panel * lanes, lanes)
-            ]
+    @functions.private(
+        "moonpoly_pack_rows", b=FLOATS, b_k=INT, q=FLOATS, k=INT, panels=INT, stride=INT
+    )
+    def _(b: Any, b_k: Expr, q: Any, k: Expr, panels: Expr, stride: Expr) -> None:
+        """Unit stride along n: whole vectors.
 
-    @functions.private("moonpoly_pack_columns", b=FLOATS, b_n=INT, q=FLOATS, k=INT, panels=INT)
-    def _(b: Any, b_n: Expr, q: Any, k: Expr, panels: Expr) -> None:
+        Rows may be so far apart that each touches another page, and all of them the same places of
+        the caches. So several panels are packed at a time, of few rows, and meanwhile the same rows
+        of the next panels are fetched: nothing else sees them coming.
+        """
+
+        def pack(first: Expr, together: int, top: Expr, rows: Expr) -> None:
+            target = let(first * stride + top * lanes)
+            with loop(rows) as i:
+                source = let((top + i) * b_k + first * lanes)
+                for p in range(together):
+                    q[vector(target + p * stride + i * lanes, lanes)] = b[
+                        vector(source + p * lanes, lanes)
+                    ]
+                for ahead in range(0, together * lanes, _LINE):
+                    prefetch(b.at(source + together * lanes + ahead), level=2)
+
+        wide, narrow = _TOGETHER
+        groups = let(div(panels, wide))
+        left = let(panels - groups * wide)
+        fours = let(div(left, narrow))
+        with loop(ceil_div(k, _ROWS)) as block:
+            top = let(block * _ROWS)
+            rows = let(minimum(k - top, _ROWS))
+            with loop(groups) as g:
+                pack(let(g * wide), wide, top, rows)
+            with loop(fours):
+                pack(let(groups * wide), narrow, top, rows)
+            with loop(left - fours * narrow) as rest:
+                pack(let(groups * wide + fours * narrow + rest), 1, top, rows)
+
+    @functions.private(
+        "moonpoly_pack_columns", b=FLOATS, b_n=INT, q=FLOATS, k=INT, panels=INT, stride=INT
+    )
+    def _(b: Any, b_n: Expr, q: Any, k: Expr, panels: Expr, stride: Expr) -> None:
         """Unit stride along k: square blocks are transposed in registers."""
         blocks = let(div(k, lanes))
         with loop(panels) as panel:
             source = let(panel * lanes * b_n)
-            target = let(panel * k * lanes)
+            target = let(panel * stride)
             with loop(blocks) as block:
                 rows = [
                     let(b[vector(source + j * b_n + block * lanes, lanes)]) for j in range(lanes)
@@ -115,15 +153,18 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
         k=INT,
         panels=INT,
         columns=INT,
+        stride=INT,
     )
-    def _(b: Any, b_k: Expr, b_n: Expr, q: Any, k: Expr, panels: Expr, columns: Expr) -> None:
+    def _(
+        b: Any, b_k: Expr, b_n: Expr, q: Any, k: Expr, panels: Expr, columns: Expr, stride: Expr
+    ) -> None:
         branch(
             b_n == 1,
-            lambda: functions["moonpoly_pack_rows"](b.at(0), b_k, q.at(0), k, panels),
-            lambda: functions["moonpoly_pack_columns"](b.at(0), b_n, q.at(0), k, panels),
+            lambda: functions["moonpoly_pack_rows"](b.at(0), b_k, q.at(0), k, panels, stride),
+            lambda: functions["moonpoly_pack_columns"](b.at(0), b_n, q.at(0), k, panels, stride),
         )
         with when(columns > 0), loop(k) as row:
-            target = let((panels * k + row) * lanes)
+            target = let(panels * stride + row * lanes)
             q[vector(target, lanes)] = T.Broadcast(tirx.const(0.0, "float32"), lanes)
             with loop(columns) as j:
                 q[target + j] = b[row * b_k + (panels * lanes + j) * b_n]

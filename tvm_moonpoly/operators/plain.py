@@ -35,7 +35,7 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators.product import PARAMETERS, Product
-from tvm_moonpoly.operators.sharing import Each, run_chunks
+from tvm_moonpoly.operators.sharing import run_chunks
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner.plan import largest
 
@@ -127,10 +127,7 @@ def _emit_matmul(functions: Functions, kind: Kind, cores: int) -> None:
                 first = let(div(index * rows, chunks))
                 some(first, let(div((index + 1) * rows, chunks) - first))
 
-            def work(each: Each) -> None:
-                each(chunk)
-
-            run_chunks(workers, chunks, work)
+            run_chunks(workers, chunks, lambda each: each(chunk))
 
 
 def _rows(kind: Kind) -> str:

@@ -34,6 +34,7 @@ from tvm_moonpoly.emit import (
     when,
     workspace,
 )
+from tvm_moonpoly.operators.packing import panel_stride
 from tvm_moonpoly.planner.plan import BMode, largest
 
 #: Floats in a cache line.
@@ -175,7 +176,7 @@ def run_items(
         wide + partial,
         select(fields["b_mode"] == int(BMode.DIRECT), partial, 0),
     )
-    wb = let(packed_panels * lanes * depth)
+    wb = let(packed_panels * panel_stride(depth, lanes))
 
     packed = let(ceil_div(wa + wb, _LINE) * _LINE) if extra is not None else let(wa + wb)
     size = packed if extra is None else let(packed + extra)

@@ -13,6 +13,7 @@ from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner.groups import (
+    CROWDED_ROWS,
     Product,
     balanced,
     blocks_of,
@@ -89,11 +90,12 @@ def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> 
     total["c_block"] += panels * m * (blocks.k_blocks - 1)
     if plan.b_mode == BMode.DIRECT:
         total["b_direct"] += panels * k
+        total["pack_rows"] += panels * k * product.crowded * (ceil_div(m, CROWDED_ROWS) - 1)
     if plan.pack_a:
         total["pack_a"] += m * k * (ceil_div(main, plan.nc) if plan.nc else 1)
     if plan.b_mode == BMode.PACKED:
         packing = "pack_rows" if product.b_mode == BMode.DIRECT else "pack_columns"
-        total[packing] += k * ceil_div(n, lanes)
+        total[packing] += k * ceil_div(n, lanes) * (1 + product.crowded)
     return Counter({entry: count for entry, count in total.items() if count})
 
 

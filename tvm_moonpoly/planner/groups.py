@@ -8,10 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
+from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency, Traffic
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner.plan import BMode
+
+#: Rows for which crowded columns of B are brought once; anew costs as much as packing them.
+CROWDED_ROWS = 8
+
+#: Bytes apart at which rows meet in the same places of a first-level cache: the size of a page on
+#: x86, whatever the cache's size, as it is looked up before the page is known.
+PERIOD = 4096
+
+#: Lines that one place of a first-level cache holds at least, and of most second-level caches.
+WAYS = 8
+
+#: Added to the way in which B is stored where its rows are crowded.
+CROWDED = 4
 
 
 @dataclass(frozen=True)
@@ -19,7 +32,8 @@ class Product:
     """The shape at hand: ``batch`` products of (m, k) by (k, n).
 
     ``b_mode`` PREPACKED: B is a packed constant. DIRECT: rows of B are contiguous, so it may be
-    read in place or packed. PACKED: its columns are contiguous and it must be packed.
+    read in place or packed. PACKED: its columns are contiguous and it must be packed. ``b_row`` is
+    how many floats rows of B are apart, 0 where nothing lies between them.
     """
 
     m: int
@@ -27,6 +41,22 @@ class Product:
     k: int
     batch: int = 1
     b_mode: BMode = BMode.PREPACKED
+    b_row: int = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether rows of B push each other out of the first-level cache.
+
+        They do where there are more than a place of it holds and they are multiples of `PERIOD`
+        apart: all of the same column then belong in that place.
+        """
+        apart = (self.b_row or self.n) * 4
+        return self.b_mode == BMode.DIRECT and self.k > WAYS and not apart % PERIOD
+
+    @property
+    def stored(self) -> int:
+        """How B is stored, as the native planner is told: ``b_mode``, and `CROWDED` if it is."""
+        return int(self.b_mode) + CROWDED * self.crowded
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -97,6 +127,19 @@ def sources(product: Product, mode: BMode, blocks: Blocks, machine: Machine) -> 
 def near(nv: int, depth: int, far: Level, machine: Machine) -> Level:
     """Where a group's columns of B are after its first tile."""
     return min(far, level(nv * machine.lanes * depth * 4, machine))
+
+
+def in_place(product: Product, machine: Machine, traffic: Traffic) -> int:
+    """Picoseconds of reading B in place: crowded columns are brought anew for further rows."""
+    times = (ceil_div(product.m, CROWDED_ROWS) - 1) * product.crowded
+    return (traffic.b_direct + traffic.pack_rows * times) * (product.n // machine.lanes * product.k)
+
+
+def packing(product: Product, machine: Machine, traffic: Traffic) -> int:
+    """Picoseconds of packing B: rows that are crowded arrive half as fast."""
+    rows = traffic.pack_rows * (1 + product.crowded)
+    per_vector = rows if product.b_mode == BMode.DIRECT else traffic.pack_columns
+    return per_vector * product.k * ceil_div(product.n, machine.lanes)
 
 
 def main_form(pack_a: bool, mode: BMode) -> Form:

@@ -30,21 +30,25 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner import native_groups, native_shares
-from tvm_moonpoly.planner.groups import main_form
+from tvm_moonpoly.planner.groups import CROWDED, CROWDED_ROWS, main_form
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
 from tvm_moonpoly.planner.native_shares import SHARED_OUT
 from tvm_moonpoly.planner.native_words import decode, encode
 from tvm_moonpoly.planner.plan import BMode, Plan
 from tvm_moonpoly.planner.shares import most_workers
+from tvm_moonpoly.planner.spec import suits
 
 __all__ = ["column_blocks", "decode", "emit", "encode"]
 
 #: The product at hand, as parameters of the native functions.
-_PRODUCT = {"m": INT, "n": INT, "k": INT, "b_mode": INT}
+_PRODUCT = {"m": INT, "n": INT, "k": INT, "b_mode": INT, "crowded": INT}
 
 
 def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
-    """Define ``moonpoly_plan(m, n, k, batch, b_mode, out)``; out[0] is the encoded plan."""
+    """Define ``moonpoly_plan(m, n, k, batch, stored, out)``; out[0] is the encoded plan.
+
+    ``stored`` is that of `Product.stored`.
+    """
     layout = Layout(table)
     native_groups.emit(functions, layout, machine, table)
     for form in Form:
@@ -76,6 +80,7 @@ def _emit_with_blocks(
         n: Expr,
         k: Expr,
         b_mode: Expr,
+        crowded: Expr,
         mode: Expr,
         kc: Expr,
         mc: Expr,
@@ -92,9 +97,10 @@ def _emit_with_blocks(
         common = scratch(1, INT)
         common[0] = as_int(traffic.c_block) * panels * m * (blocks.k_blocks - 1)
         if in_place:
-            common[0] = common[0] + as_int(traffic.b_direct) * panels * k
+            anew = (ceil_div(m, CROWDED_ROWS) - 1) * crowded * traffic.pack_rows
+            common[0] = common[0] + (anew + traffic.b_direct) * panels * k
         else:
-            common[0] = common[0] + _packing(b_mode, mode, k, n, machine, table)
+            common[0] = common[0] + _packing(b_mode, crowded, mode, k, n, machine, table)
         with when(n - panels * lanes > 0):
             edge = native_groups.edge_group(functions, costs, blocks, layout, machine)
             common[0] = common[0] + edge + as_int(traffic.edge_row) * m * blocks.k_blocks
@@ -148,8 +154,10 @@ _UNPLANNED = tuple(
 
 
 def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: CostTable) -> None:
-    @functions.separate("moonpoly_plan", m=INT, n=INT, k=INT, batch=INT, b_mode=INT, out=INTS)
-    def _(m: Expr, n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Pointer) -> None:
+    @functions.separate("moonpoly_plan", m=INT, n=INT, k=INT, batch=INT, stored=INT, out=INTS)
+    def _(m: Expr, n: Expr, k: Expr, batch: Expr, stored: Expr, out: Pointer) -> None:
+        crowded = cell(select(stored >= CROWDED, 1, 0))
+        b_mode = cell(stored - CROWDED * crowded)
         costs = native_groups.bind_costs(layout)
         best = scratch(2, INT)
         best[0] = as_int(INFINITE)
@@ -158,7 +166,7 @@ def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: Co
 
         def weigh(blocks: BlockSizes, form: Form, mode: Expr) -> None:
             functions[_blocks_name(form)](
-                m, n, k, b_mode, mode, blocks.kc, blocks.mc, costs.at(0), best.at(0)
+                m, n, k, b_mode, crowded, mode, blocks.kc, blocks.mc, costs.at(0), best.at(0)
             )
 
         prepacked = b_mode == int(BMode.PREPACKED)
@@ -168,32 +176,40 @@ def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: Co
         with when(b_mode != int(BMode.PREPACKED)):
             streamed[0] = _streamed(m, n, k, b_mode, machine, table)
         stream = cell(streamed[0])
-        packing = cell(_packing(b_mode, mode, k, n, machine, table))
+        packing = cell(_packing(b_mode, crowded, mode, k, n, machine, table))
 
         for blocks in BLOCKINGS:
             applies = _applies(blocks, m, k)
             with nullcontext() if applies is None else when(applies):
-                if not blocks.pack_a:
+                if suits(blocks, BMode.DIRECT):
                     with when(b_mode == int(BMode.DIRECT)):
                         weigh(blocks, Form.IN_PLACE_B, as_int(int(BMode.DIRECT)))
-                # where packing B alone costs as much, no plan that does it is taken
-                with when(tirx.all(packing < best[0], packing <= stream)):
-                    weigh(blocks, main_form(blocks.pack_a, BMode.PACKED), mode)
+                if suits(blocks, BMode.PACKED):
+                    # where packing B alone costs as much, no plan that does it is taken
+                    with when(tirx.all(packing < best[0], packing <= stream)):
+                        weigh(blocks, main_form(blocks.pack_a, BMode.PACKED), mode)
         with when(stream < best[0]):
             best[0] = stream
             best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.STREAM).encode())
         out[0] = best[1]
         if most_workers(machine) > 1:
             with when(best[0] * batch >= 2 * table.traffic.launch):
-                functions[SHARED_OUT](m, n, k, batch, b_mode, best[0], out.at(0))
+                functions[SHARED_OUT](m, n, k, batch, b_mode, crowded, best[0], out.at(0))
 
 
 def _packing(
-    b_mode: Expr, mode: Expr, k: Expr, n: Expr, machine: Machine, table: CostTable
+    b_mode: Expr,
+    crowded: Expr,
+    mode: Expr,
+    k: Expr,
+    n: Expr,
+    machine: Machine,
+    table: CostTable,
 ) -> Expr:
     """What packing B costs, where ``mode`` says that it is packed."""
     traffic = table.traffic
-    per_vector = select(b_mode == int(BMode.DIRECT), traffic.pack_rows, traffic.pack_columns)
+    rows = as_int(traffic.pack_rows) * (1 + crowded)
+    per_vector = select(b_mode == int(BMode.DIRECT), rows, traffic.pack_columns)
     whole = per_vector * k * ceil_div(n, machine.lanes)
     return select(mode == int(BMode.PACKED), whole, 0)
 

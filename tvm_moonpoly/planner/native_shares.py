@@ -35,16 +35,25 @@ from tvm_moonpoly.planner.shares import (
 
 SHARED_OUT = "moonpoly_shared_out"
 
-_PRODUCT = {"m": INT, "n": INT, "k": INT, "batch": INT, "b_mode": INT}
+_PRODUCT = {"m": INT, "n": INT, "k": INT, "batch": INT, "b_mode": INT, "crowded": INT}
 
 
 def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
-    """Define ``moonpoly_shared_out(m, n, k, batch, b_mode, cost, out)``, the twin of
+    """Define ``moonpoly_shared_out(m, n, k, batch, b_mode, crowded, cost, out)``, the twin of
     `shares.shared_out`: out[0] is the encoded plan, which takes ``cost`` for one entry."""
     traffic, workers = table.traffic, most_workers(machine)
 
     @functions.separate(SHARED_OUT, **_PRODUCT, cost=INT, out=INTS)
-    def _(m: Expr, n: Expr, k: Expr, batch: Expr, b_mode: Expr, cost: Expr, out: Pointer) -> None:
+    def _(
+        m: Expr,
+        n: Expr,
+        k: Expr,
+        batch: Expr,
+        b_mode: Expr,
+        crowded: Expr,
+        cost: Expr,
+        out: Pointer,
+    ) -> None:
         plan = decode(out[0])
         lanes = machine.lanes
         tiles = cell(ceil_div(m, plan["mr"]))
@@ -52,7 +61,8 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
         groups = cell(maximum(groups + select(plan["tail_nv"] > 0, 1, 0), 1))
         pack_a = cell(plan["pack_a"] * traffic.pack_a * m * k)
         by_rows_of_b = cell(select(b_mode == int(BMode.DIRECT), 1, 0))
-        per_vector = select(by_rows_of_b > 0, traffic.pack_rows, traffic.pack_columns)
+        rows = as_int(traffic.pack_rows) * (1 + crowded)
+        per_vector = select(by_rows_of_b > 0, rows, traffic.pack_columns)
         packs_b = plan["b_mode"] == int(BMode.PACKED)
         pack_b = cell(select(packs_b, per_vector * k * ceil_div(n, lanes), 0))
         work = cell(maximum(cost - pack_a - pack_b, 0))

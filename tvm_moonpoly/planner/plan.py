@@ -60,7 +60,7 @@ class Plan:
     Blocks hold at most ``kc`` of the reduction, ``mc`` rows, ``nc`` groups (0: all).
     Rows are cut in ``splits_m`` parts and groups in ``splits_n``, which makes as many chunks of
     each batch entry as the two multiplied. ``workers`` threads take them from one another, 1: the
-    calling thread computes all. With no more chunks than workers the shares are fixed.
+    calling thread computes all.
     """
 
     nv: int

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.planner.groups import Product, ceil_div
+from tvm_moonpoly.planner.groups import Product, ceil_div, packing
 from tvm_moonpoly.planner.plan import BMode, Plan, largest
 
 #: Chunks for each worker that are weighed. With more than one, others take over from a worker that
@@ -77,8 +77,7 @@ def cheapest_cut(
     tiles = ceil_div(m, plan.mr)
     groups = max((n // machine.lanes - plan.tail_nv) // plan.nv + (plan.tail_nv > 0), 1)
     pack_a = traffic.pack_a * m * k if plan.pack_a else 0
-    per_vector = traffic.pack_rows if product.b_mode == BMode.DIRECT else traffic.pack_columns
-    pack_b = per_vector * k * ceil_div(n, machine.lanes) if plan.b_mode == BMode.PACKED else 0
+    pack_b = packing(product, machine, traffic) if plan.b_mode == BMode.PACKED else 0
     work = max(picoseconds - pack_a - pack_b, 0)
     tile = work // (tiles * groups)
     # narrow chunks of rows that are read as they lie leave the order of memory

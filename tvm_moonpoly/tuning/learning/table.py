@@ -1,4 +1,9 @@
-"""The cost table that a model of tasks and the traffic of plans make: whole picoseconds."""
+"""The cost table that a model of tasks and the traffic of plans make: whole picoseconds.
+
+Trees tell steps where there are none, and the planner takes the cheapest of many plans: those that
+err to the low side the most. A table is therefore halfway, in logarithms, between what a model
+predicts of a task at each trip count and the straight line through that.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +36,24 @@ def tasks(predict: Predict, records: Sequence[Record], busy: bool) -> dict[Recor
     values = dict(zip(points, np.minimum(predict(points), MAX_TASK - 1.0), strict=True))
 
     def cost(record: Record) -> Callable[[Residency, int], float]:
-        return lambda residency, k: float(values[Point(record, k, residency, busy)])
+        found = {
+            residency: halfway([values[Point(record, k, residency, busy)] for k in TRIPS])
+            for residency in RESIDENCIES
+        }
+        return lambda residency, k: float(found[residency][TRIPS.index(k)])
 
     return {record: TaskCost.of(cost(record)) for record in records}
+
+
+def halfway(costs: Sequence[float]) -> np.ndarray:
+    """The geometric mean of ``costs`` at `TRIPS` and of the line ``start + step * k`` through them,
+    that of the least squares of relative errors."""
+    from scipy.optimize import nnls
+
+    each = np.asarray(costs, np.float64)
+    terms = np.stack([np.ones(len(TRIPS)), np.array(TRIPS, np.float64)], axis=1)
+    line, _ = nnls(terms / each[:, None], np.ones(len(TRIPS)))
+    return np.minimum(np.sqrt(each * (terms @ line)), MAX_TASK - 1.0)
 
 
 def cost_table(
