@@ -32,13 +32,20 @@ def hand_scheduled_pipeline(
     of ``TVM_NUM_THREADS``, is above 1. To be passed as ``relax_pipeline`` of ``tvm.compile``.
     """
     count = int(os.environ.get("TVM_NUM_THREADS", "1")) if threads is None else threads
+    return scheduled_pipeline(target, schedule_matmuls(padded=padded, threads=count))
 
-    @tvm.transform.module_pass(opt_level=0, name="HandScheduledPipeline")
+
+def scheduled_pipeline(
+    target: tvm.target.Target, schedule: tvm.transform.Pass
+) -> tvm.transform.Pass:
+    """TVM's default CPU pipeline with the pass ``schedule`` after fusion."""
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduledPipeline")
     def pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         passes = [
             *cpu.library_dispatch_passes(target),
             *cpu.legalize_passes(target),
-            schedule_matmuls(padded=padded, threads=count),
+            schedule,
             *cpu.dataflow_lower_passes(target),
             *cpu.finalize_passes(target),
         ]

@@ -15,6 +15,7 @@ import tvm
 from bench_threads_worker import fake
 from rich.console import Console
 
+from bench.gemm import bandwidth, peak
 from bench.gemm.document import document
 from bench.gemm.journal import BUSY, QUIET, Journal, Record
 from bench.gemm.operands import make_operands
@@ -22,7 +23,7 @@ from bench.gemm.peers import DIRECT, STATIC, VM, Peer
 from bench.gemm.report import print_document
 from bench.gemm.run import PEAK, READ, READ_ROWS, Effort
 from bench.gemm.shapes import Shape
-from bench.gemm.threads import bandwidth, cases, peak, session
+from bench.gemm.threads import cases, session
 from bench.gemm.threads.busy import busy_core
 from bench.gemm.threads.candidates import checked_runs
 from bench.gemm.threads.crew import LOSSES, Crew

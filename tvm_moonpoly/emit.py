@@ -27,6 +27,9 @@ INTS = "int64*"
 BYTE = "uint8"
 BYTES = "uint8*"
 
+#: Floats in a cache line.
+LINE = 16
+
 #: Nominal length of a flat view of a pointer. Nothing checks it; it only has to be large.
 _UNBOUNDED = 1 << 40
 
@@ -320,10 +323,15 @@ def switch(value: Expr, cases: Sequence[int], emit: Callable[[int], None]) -> No
 
 
 def prefetch(address: Expr, level: int = 1) -> None:
-    """Fetch the cache line at ``address``, to be read, into the caches from ``level`` (1 to 3) on.
-    What is not there is no error."""
-    read, near, data = (tirx.const(number, "int32") for number in (0, 4 - level, 1))
-    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch", address, read, near, data))
+    """Fetch the cache line at ``address``, to be read: `fetched` as a statement."""
+    T.evaluate(fetched(address, level))
+
+
+def fetched(address: Expr, level: int = 1, write: bool = False) -> Expr:
+    """A call that brings the cache line at ``address`` into the caches from ``level`` (1 to 3) on,
+    to be read or to be written. What is not there is no error."""
+    numbers = (tirx.const(number, "int32") for number in (int(write), 4 - level, 1))
+    return tirx.call_llvm_intrin("void", "llvm.prefetch", address, *numbers)
 
 
 def item_size(dtype: str) -> int:

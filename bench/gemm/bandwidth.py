@@ -25,49 +25,59 @@ PATTERNS = ((1, 8), (2, 4), (4, 2), (8, 1), (4, 4))
 TRIES = 5
 
 
-def read_function(lanes: int, streams: int, vectors: int) -> tvm.tirx.PrimFunc:
-    """Sum of ``steps`` * streams * vectors * lanes values of ``data``, in ``total`` by register.
+def read_function(lanes: int, streams: int, vectors: int, threads: int = 1) -> tvm.tirx.PrimFunc:
+    """Sums of ``data`` by register and thread, in ``total``.
 
-    Each of ``streams`` parts of equal length is read from its start.
+    Each of ``threads`` threads reads ``steps`` * streams * vectors * lanes values of its own, each
+    of ``streams`` parts of equal length from its start.
     """
     step = vectors * lanes
+    sums = streams * step
+    loop = T.parallel if threads > 1 else T.serial
 
     @T.prim_func(s_tir=True)
     def moonpoly_bench_read(data: T.handle, total: T.handle, steps: T.int64) -> None:
         length = T.int64()
         values = T.match_buffer(data, [length], "float32", align=64)
-        memory = T.match_buffer(total, [streams * step], "float32", align=4)
-        added = T.alloc_buffer([streams * step], "float32", scope="global")
-        for i in T.unroll(streams * vectors):
-            for v in T.vectorized(lanes):
-                added[i * lanes + v] = T.float32(0)
-        for at in range(steps):
-            for s in T.unroll(streams):
-                for u in T.unroll(vectors):
-                    for v in T.vectorized(lanes):
-                        added[s * step + u * lanes + v] = (
-                            added[s * step + u * lanes + v]
-                            + values[s * steps * step + at * step + u * lanes + v]
-                        )
-        for i in T.unroll(streams * vectors):
-            for v in T.vectorized(lanes):
-                memory[i * lanes + v] = added[i * lanes + v]
+        memory = T.match_buffer(total, [threads * sums], "float32", align=4)
+        for thread in loop(threads):
+            added = T.alloc_buffer([sums], "float32", scope="global")
+            for i in T.unroll(streams * vectors):
+                for v in T.vectorized(lanes):
+                    added[i * lanes + v] = T.float32(0)
+            for at in range(steps):
+                for s in T.unroll(streams):
+                    for u in T.unroll(vectors):
+                        for v in T.vectorized(lanes):
+                            added[s * step + u * lanes + v] = (
+                                added[s * step + u * lanes + v]
+                                + values[
+                                    (thread * streams + s) * steps * step
+                                    + at * step
+                                    + u * lanes
+                                    + v
+                                ]
+                            )
+            for i in T.unroll(streams * vectors):
+                for v in T.vectorized(lanes):
+                    memory[thread * sums + i * lanes + v] = added[i * lanes + v]
 
     return moonpoly_bench_read.with_attr("global_symbol", NAME)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The compiled patterns for ``lanes`` lanes."""
+    """The compiled patterns for ``lanes`` lanes on each of ``threads`` threads."""
 
     lanes: int
     functions: dict[tuple[int, int], Callable[..., object]]
+    threads: int = 1
 
     def run(self, data: tvm.runtime.Tensor, streams: int, vectors: int) -> Callable[[], object]:
-        """The call that reads ``data`` once, but for less than a step at its end."""
-        step = streams * vectors * self.lanes
-        total = tvm.runtime.tensor(np.zeros(step, np.float32))
-        function, steps = self.functions[streams, vectors], data.shape[0] // step
+        """The call that reads ``data`` once, but for less than a step of each thread at its end."""
+        sums = self.threads * streams * vectors * self.lanes
+        total = tvm.runtime.tensor(np.zeros(sums, np.float32))
+        function, steps = self.functions[streams, vectors], data.shape[0] // sums
         return lambda: function(data, total, steps)
 
     def fastest(self, count: int) -> tuple[Callable[[], object], tuple[int, int]]:
@@ -81,13 +91,13 @@ class Reader:
         return calls[chosen], chosen
 
 
-def compile_reader(target: tvm.target.Target, lanes: int) -> Reader:
+def compile_reader(target: tvm.target.Target, lanes: int, threads: int = 1) -> Reader:
     """All ``PATTERNS`` compiled for ``target``."""
     functions = {
-        pattern: tvm.compile(read_function(lanes, *pattern), target=target).mod[NAME]
+        pattern: tvm.compile(read_function(lanes, *pattern, threads), target=target).mod[NAME]
         for pattern in PATTERNS
     }
-    return Reader(lanes, functions)
+    return Reader(lanes, functions, threads)
 
 
 def best_of(call: Callable[[], object], tries: int) -> float:

@@ -24,28 +24,32 @@ def document(journal: Journal, threads: int) -> dict[str, Any]:
     the header.
     """
     note = journal.notes.get(threads, {})
-    allocating, peak_flops = note.get("allocating", []), note.get("peak_flops", 1)
     modes = dict.fromkeys(one.mode for one in journal.records if one.threads == threads)
     if not modes:
         raise ValueError(f"the journal holds no case of {threads} threads")
-    measured = {mode: journal.measured(threads, mode) for mode in modes}
-    rows: list[Row] = [
-        summarise(one, allocating, peak_flops, threads, mode)
-        for mode in modes
-        for one in measured[mode]
-    ]
+    rows = [row for mode in modes for row in rows_of(journal, threads, mode)]
     return {
         "format": FORMAT,
         **journal.header,
         **note,
         "threads": threads,
-        "peak_gflops": peak_of(measured.get(QUIET, []), peak_flops),
+        "peak_gflops": peak_of(journal.measured(threads), note.get("peak_flops", 1)),
         "seconds_measured": seconds_in(journal, threads),
         "groups": summarise_groups(rows),
         "classes": summarise_classes(rows),
         "left_out": [f"{one.name} ({one.n}, {one.k})" for one in left_out()],
         "rows": rows,
     }
+
+
+def rows_of(journal: Journal, threads: int, mode: str = QUIET) -> list[Row]:
+    """The cases measured with ``threads`` threads in ``mode``, summed up."""
+    note = journal.notes.get(threads, {})
+    allocating, peak_flops = note.get("allocating", []), note.get("peak_flops", 1)
+    return [
+        summarise(one, allocating, peak_flops, threads, mode)
+        for one in journal.measured(threads, mode)
+    ]
 
 
 def peak_of(measured: Sequence[Measured], flops: float) -> float | None:

@@ -70,7 +70,6 @@ def prepare_direct(library: Any, target: tvm.target.Target) -> Callable[[Operand
 
     The constants of the last weight are kept: cases of the same weight should follow one another.
     """
-    linear, added = library["moonpoly_linear_f32"], library["moonpoly_linear_residual_f32"]
     product = library["moonpoly_matmul_f32"]
     last: list[tuple[tuple[Any, Any], Constants]] = []
 
@@ -83,24 +82,30 @@ def prepare_direct(library: Any, target: tvm.target.Target) -> Callable[[Operand
         return last[0][1]
 
     def prepare(operands: Operands) -> Run:
-        shape, a, out = operands.shape, view(operands.a), view(operands.out)
+        shape = operands.shape
         if shape.dynamic:
-            b = view(operands.stored)
+            a, b, out = view(operands.a), view(operands.stored), view(operands.out)
             axes = list(range(operands.a.ndim))
             plain = operators.encode_axes(axes)
             right = operators.encode_axes([*axes[:-2], axes[-1], axes[-2]])
             right = right if shape.transposed else plain
             return lambda: product(a, b, plain, right, plain, None, out)
-        made = constants(operands)
-        packed, bias, table = made.packed, made.bias, made.table
-        kind = operators.Activation
-        activation = int(kind.GELU if shape.epilogue == "bias_gelu" else kind.NONE)
-        if operands.residual is not None:
-            residual = view(operands.residual)
-            return lambda: added(a, packed, bias, residual, table, None, activation, out)
-        return lambda: linear(a, packed, bias, table, None, activation, out)
+        return linear_call(library, operands, constants(operands))
 
     return prepare
+
+
+def linear_call(library: Any, operands: Operands, made: Constants) -> Run:
+    """The call of the packed function of a linear layer, with its epilogue."""
+    a, out = view(operands.a), view(operands.out)
+    packed, bias, table = made.packed, made.bias, made.table
+    kind = operators.Activation
+    activation = int(kind.GELU if operands.shape.epilogue == "bias_gelu" else kind.NONE)
+    if operands.residual is not None:
+        added, residual = library["moonpoly_linear_residual_f32"], view(operands.residual)
+        return lambda: added(a, packed, bias, residual, table, None, activation, out)
+    linear = library["moonpoly_linear_f32"]
+    return lambda: linear(a, packed, bias, table, None, activation, out)
 
 
 def make_constants(

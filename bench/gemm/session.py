@@ -19,7 +19,7 @@ import tvm_moonpoly as mp
 from bench import measure
 from bench.gemm import environment, ours
 from bench.gemm.bandwidth import compile_reader
-from bench.gemm.document import document
+from bench.gemm.document import rows_of
 from bench.gemm.journal import Journal
 from bench.gemm.peak import peak_runner
 from bench.gemm.peers import DEFAULT, HAND_SCHEDULES, Peer, load_peers, reason_of
@@ -117,7 +117,7 @@ def run_one_thread(
     first = replace(effort, budget=effort.budget * FIRST_SHARE - spent)
     follow(console, "", shapes, bench, first, journal, 0)
     wanted = {shape.key for shape in shapes}
-    doubt = wanted & set(in_doubt(document(journal, 1)["rows"]))
+    doubt = wanted & set(in_doubt(rows_of(journal, 1)))
     suspects = [shape for shape in shapes if shape.key in doubt]
     again = effort.again(effort.budget - (time.monotonic() - start))
     follow(console, "again: ", suspects, bench, again, journal, 1)

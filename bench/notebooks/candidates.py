@@ -21,7 +21,7 @@ from tvm.target import Target
 
 import tvm_moonpoly as mp
 from bench.gemm.tvm_models import dim, tensor
-from bench.hand_schedule import hand_scheduled_pipeline
+from bench.hand_schedule import hand_scheduled_pipeline, scheduled_pipeline
 from bench.notebooks import buckets, metaschedule
 from bench.notebooks.metaschedule import Layer
 from tvm_moonpoly import operators
@@ -163,27 +163,14 @@ def kernel(vm: Any, layer: Layer, weight: np.ndarray) -> Callable[[Any], Any]:
     return lambda x: function(x, *packed)
 
 
-def dlight_passes() -> list[tvm.transform.Pass]:
+def dlight_rules() -> tvm.transform.Pass:
     """All rules that dlight has for CPUs. Its rules for matmuls are for GPUs only."""
-    return [dl.ApplyDefaultSchedule(dl.cpu.GEMV(), dl.cpu.Reduction())]
+    return dl.ApplyDefaultSchedule(dl.cpu.GEMV(), dl.cpu.Reduction())
 
 
 def dlight_pipeline(target: Target) -> tvm.transform.Pass:
     """TVM's default CPU pipeline with all of dlight's rules for CPUs after fusion."""
-
-    @tvm.transform.module_pass(opt_level=0, name="DlightPipeline")
-    def pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        passes = [
-            *cpu.library_dispatch_passes(target),
-            *cpu.legalize_passes(target),
-            *dlight_passes(),
-            *cpu.dataflow_lower_passes(target),
-            *cpu.finalize_passes(target),
-        ]
-        with target:
-            return tvm.transform.Sequential(passes)(mod)
-
-    return pipeline
+    return scheduled_pipeline(target, dlight_rules())
 
 
 def dlight_coverage(n: int, k: int, target: Target) -> dict[str, bool]:
@@ -230,7 +217,7 @@ def _function(parameters: list[Any], emit: Callable[[Any], Any]) -> tvm.IRModule
 
 def _scheduled(mod: tvm.IRModule, target: Target) -> bool:
     """Whether dlight schedules the functions that ``mod`` is lowered to."""
-    passes = [*cpu.legalize_passes(target), *dlight_passes()]
+    passes = [*cpu.legalize_passes(target), dlight_rules()]
     with target:
         mod = tvm.transform.Sequential(passes)(mod)
     functions = [each for _, each in mod.functions_items() if isinstance(each, tvm.tirx.PrimFunc)]

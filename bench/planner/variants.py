@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
-
 from tvm_moonpoly.costmodel.tables import (
     RESIDENCIES,
     TRIPS,
@@ -26,6 +24,7 @@ from tvm_moonpoly.planner import counts, spec
 from tvm_moonpoly.planner.groups import tail_form
 from tvm_moonpoly.planner.plan import BMode, Plan
 from tvm_moonpoly.planner.spec import Choice, Product, ceil_div
+from tvm_moonpoly.tuning.learning.lines import line_through
 
 #: The planner as it is.
 LEARNED = "learned"
@@ -154,13 +153,8 @@ def line_of(
     knots: Mapping[Residency, tuple[int, ...]], group: tuple[Residency, ...]
 ) -> tuple[float, float]:
     """The start and the step of the line through the knots of a group of residencies."""
-    from scipy.optimize import nnls
-
-    trips = np.array([k for _ in group for k in TRIPS], float)
-    costs = np.array([cost for each in group for cost in knots[each]], float)
-    matrix = np.stack([1 / costs, trips / costs], axis=1)
-    (start, step), _ = nnls(matrix, np.ones(len(costs)))
-    return float(start), float(step)
+    trips = [k for _ in group for k in TRIPS]
+    return line_through(trips, [cost for each in group for cost in knots[each]])
 
 
 def fixed_rule(product: Product, machine: Machine, table: CostTable) -> Plan:

@@ -15,10 +15,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import PointerType, PrimType, Var
 
+from tvm_moonpoly.emit import LINE, fetched
 from tvm_moonpoly.microkernels.gemm_schedule import PREFETCH_B, PREFETCH_C
 from tvm_moonpoly.microkernels.records import Record
-
-_LINE_BYTES = 64
 
 
 def lower(
@@ -152,7 +151,7 @@ class _Kernel:
         ahead = int(self.reduction.annotations[PREFETCH_B])
         if not ahead:
             return
-        fit = max(_LINE_BYTES // (self.lanes * 4), 1)
+        fit = max(LINE // self.lanes, 1)
         first = self.reduction.loop_var * _int(self.steps, "int64")
         nv, b = self.record.nv, self.buffers["B"]
         if self.record.in_place_b:
@@ -174,7 +173,7 @@ class _Kernel:
         """
         if self.later is None:
             return
-        fit = max(_LINE_BYTES // (self.lanes * 4), 1)
+        fit = max(LINE // self.lanes, 1)
         first = self.reduction.loop_var * _int(self.steps, "int64")
         for step in range(0, self.steps, fit):
             row = first + _int(step, "int64")
@@ -184,17 +183,14 @@ class _Kernel:
         if not int(self.reduction.annotations[PREFETCH_C]):
             return
         for row in range(self.record.mr):
-            for column in range(0, self.record.nv * self.lanes, _LINE_BYTES // 4):
+            for column in range(0, self.record.nv * self.lanes, LINE):
                 yield _prefetch(self.buffers["C"], [_int(row), _int(column)], write=True)
 
 
 def _prefetch(buffer: Any, indices: list[Any], write: bool, level: int = 1) -> tirx.Stmt:
     """Bring an element near: into the caches from ``level`` on."""
     address = tirx.address_of(tirx.BufferLoad(buffer, indices))
-    locality, data = _int(4 - level), _int(1)
-    return tirx.Evaluate(
-        tirx.call_llvm_intrin("void", "llvm.prefetch", address, _int(int(write)), locality, data)
-    )
+    return tirx.Evaluate(fetched(address, level, write))
 
 
 def _serial(variable: Any, extent: Any, body: tirx.Stmt) -> tirx.Stmt:

@@ -16,6 +16,7 @@ from tvm_moonpoly.emit import (
     FLOAT,
     FLOATS,
     INT,
+    LINE,
     Expr,
     Functions,
     Pointer,
@@ -53,9 +54,6 @@ TILE = {
     "lo": FLOAT,
 }
 
-
-#: Floats in a cache line.
-_LINE = 16
 
 #: A row of zeros is at least as wide as the widest group of panels.
 _ZEROS = 128
@@ -111,7 +109,7 @@ def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
             # the kernel adds x at its end: until then the rows have come from wherever they were
             with when(ldx != 0):
                 for i in range(record.mr):
-                    for j in range(0, record.nv * lanes, _LINE):
+                    for j in range(0, record.nv * lanes, LINE):
                         prefetch(x.at((row + i) * ldx + j))
             panel = []
             if looks:

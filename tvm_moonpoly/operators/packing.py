@@ -16,6 +16,7 @@ from tvm.tirx.script import builder as T
 from tvm_moonpoly.emit import (
     FLOATS,
     INT,
+    LINE,
     Expr,
     Functions,
     as_int,
@@ -63,9 +64,6 @@ def pad_bias(bias: np.ndarray | None, n: int, lanes: int) -> np.ndarray:
     return padded
 
 
-#: Floats in a cache line.
-_LINE = 16
-
 #: Panels that are packed side by side, and what is left of them; rows of each at a time.
 _TOGETHER, _ROWS = (8, 4), 64
 
@@ -76,7 +74,7 @@ def panel_stride(k: Expr, lanes: int) -> Expr:
     An odd number of cache lines: a large power of two would bring all panels into the same places
     of the caches, and those that are packed side by side would push each other out.
     """
-    return tirx.bitwise_or(ceil_div(k * lanes, _LINE), as_int(1)) * _LINE
+    return tirx.bitwise_or(ceil_div(k * lanes, LINE), as_int(1)) * LINE
 
 
 def emit(functions: Functions, packed_rows: Sequence[int], lanes: int) -> None:
@@ -107,7 +105,7 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
                     q[vector(target + p * stride + i * lanes, lanes)] = b[
                         vector(source + p * lanes, lanes)
                     ]
-                for ahead in range(0, together * lanes, _LINE):
+                for ahead in range(0, together * lanes, LINE):
                     prefetch(b.at(source + together * lanes + ahead), level=2)
 
         wide, narrow = _TOGETHER

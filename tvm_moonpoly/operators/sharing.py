@@ -18,6 +18,7 @@ from tvm.tirx.script import builder as T
 from tvm_moonpoly.emit import (
     INT,
     INTS,
+    LINE,
     Expr,
     Functions,
     Pointer,
@@ -36,9 +37,6 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.operators.packing import panel_stride
 from tvm_moonpoly.planner.plan import BMode, largest
-
-#: Floats in a cache line.
-_LINE = 16
 
 #: Given a function of a chunk's number, emits the loop over the chunks of one worker.
 Each = Callable[[Callable[[Expr], None]], None]
@@ -168,7 +166,7 @@ def run_items(
     block = fields["nc"] * fields["nv"] + fields["tail_nv"]
     wide = let(select(fields["nc"] == 0, panels, minimum(block, panels)))
     # whole cache lines, so that the block of B begins with one as well
-    wa = let(ceil_div(fields["pack_a"] * fields["mc"] * depth, _LINE) * _LINE)
+    wa = let(ceil_div(fields["pack_a"] * fields["mc"] * depth, LINE) * LINE)
     # B read in place is packed in its partial panel only
     partial = select(columns > 0, 1, 0)
     packed_panels = select(
@@ -178,7 +176,7 @@ def run_items(
     )
     wb = let(packed_panels * panel_stride(depth, lanes))
 
-    packed = let(ceil_div(wa + wb, _LINE) * _LINE) if extra is not None else let(wa + wb)
+    packed = let(ceil_div(wa + wb, LINE) * LINE) if extra is not None else let(wa + wb)
     size = packed if extra is None else let(packed + extra)
 
     def work(each: Each) -> None:

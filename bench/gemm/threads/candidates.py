@@ -19,6 +19,7 @@ from bench.gemm.threads.protocol import Described
 
 Make = Callable[[Operands], Peer]
 EXAMPLE = Shape(5, 16, 24)
+PEAK_STEPS = 1_000_000  # some 2 ms: the launch of the pool, about 5 us, does not count
 POOL_FACTS = ("internal_api", "version", "architecture", "num_threads")
 
 
@@ -77,13 +78,13 @@ class Probes:
 
     def __init__(self, threads: int) -> None:
         import tvm_moonpoly as mp
-        from bench.gemm.threads.bandwidth import compile_reader
-        from bench.gemm.threads.peak import peak_runner
+        from bench.gemm.bandwidth import compile_reader
+        from bench.gemm.peak import peak_runner
         from tvm_moonpoly.machine import Machine
 
         target = mp.detect_target(cores=threads)
         lanes = Machine.from_target(target).lanes
-        self._peak, self._flops = peak_runner(target, lanes, threads)
+        self._peak, self._flops = peak_runner(target, lanes, threads, PEAK_STEPS)
         self._reader = compile_reader(target, lanes, threads)
 
     def describe(self) -> Described:

@@ -16,12 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import tvm_moonpoly as mp
 from bench import measure
+from bench.gemm.document import rows_of
 from bench.gemm.environment import removed_variables
 from bench.gemm.journal import BUSY, QUIET, Journal, Record
 from bench.gemm.peers import DIRECT, STATIC
 from bench.gemm.run import PEAK, PROBES, Effort, expected_seconds
 from bench.gemm.shapes import Shape
-from bench.gemm.summary import in_doubt, summarise
+from bench.gemm.summary import in_doubt
 from bench.gemm.threads.busy import busy_core
 from bench.gemm.threads.crew import Crew
 from bench.gemm.threads.libraries import libraries_for, worker_environment
@@ -76,13 +77,7 @@ def run_threads(
 
 def to_do(shapes: Sequence[Shape], journal: Journal, threads: int, mode: str) -> dict[Shape, int]:
     """The cases that still lack a run, each with how many it has: none, or one that is in doubt."""
-    note = journal.notes.get(threads, {})
-    doubt = set(
-        in_doubt(
-            summarise(one, note.get("allocating", ()), note.get("peak_flops", 1), threads, mode)
-            for one in journal.measured(threads, mode)
-        )
-    )
+    doubt = set(in_doubt(rows_of(journal, threads, mode)))
     runs = {shape: len(journal.runs(shape.key, threads, mode)) for shape in shapes}
     return {
         shape: count

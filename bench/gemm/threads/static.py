@@ -21,23 +21,16 @@ def static(target: tvm.target.Target) -> Peer:
     For constant weights: their plans are data that a caller may replace.
     """
     library = operators.library(target).module
-    linear, added = library["moonpoly_linear_f32"], library["moonpoly_linear_residual_f32"]
 
     def prepare(operands: Operands) -> Run:
-        shape, view = operands.shape, ours.view
+        shape = operands.shape
         assert operands.b is not None
         made = ours.make_constants(operands.b, operands.bias, target)
         plans = made.table.numpy()
         if shape.m >= len(plans):
             raise ValueError(f"{shape.m} rows are planned at the call")
         table = tvm.runtime.tensor(static_plans(plans))
-        a, packed, bias, out = view(operands.a), made.packed, made.bias, view(operands.out)
-        kind = operators.Activation
-        activation = int(kind.GELU if shape.epilogue == "bias_gelu" else kind.NONE)
-        if operands.residual is not None:
-            residual = view(operands.residual)
-            return lambda: added(a, packed, bias, residual, table, None, activation, out)
-        return lambda: linear(a, packed, bias, table, None, activation, out)
+        return ours.linear_call(library, operands, replace(made, table=table))
 
     return Peer(STATIC, f"as {DIRECT}, one chunk a thread", prepare, epilogues=EPILOGUES)
 

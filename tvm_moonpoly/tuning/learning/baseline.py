@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from tvm_moonpoly.tuning.learning.lines import line_through
 from tvm_moonpoly.tuning.learning.table import Predict
 from tvm_moonpoly.tuning.learning.task_model import Point, work
 
@@ -17,15 +18,12 @@ def _lines(of: Callable[[Point], Hashable]) -> Fit:
     """``start + step * k`` for all points that ``of`` says are one, by relative errors."""
 
     def fit(points: Sequence[Point], times: np.ndarray) -> Predict:
-        from scipy.optimize import nnls
-
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, point in enumerate(points):
             groups[of(point)].append(i)
         lines = {}
         for group, members in groups.items():
-            ones = np.array([[1.0, points[i].k] for i in members]) / times[members, None]
-            lines[group], _ = nnls(ones, np.ones(len(members)))
+            lines[group] = line_through([points[i].k for i in members], times[members])
         rest = constant(points, times)
 
         def predict(asked: Sequence[Point]) -> np.ndarray:

@@ -22,6 +22,7 @@ from tvm_moonpoly.costmodel.tables import (
     Traffic,
 )
 from tvm_moonpoly.microkernels.records import Record
+from tvm_moonpoly.tuning.learning.lines import line_through
 from tvm_moonpoly.tuning.learning.task_model import Point
 
 #: What tasks take, in picoseconds: see `TaskModel.picoseconds`.
@@ -46,14 +47,10 @@ def tasks(predict: Predict, records: Sequence[Record], busy: bool) -> dict[Recor
 
 
 def halfway(costs: Sequence[float]) -> np.ndarray:
-    """The geometric mean of ``costs`` at `TRIPS` and of the line ``start + step * k`` through them,
-    that of the least squares of relative errors."""
-    from scipy.optimize import nnls
-
-    each = np.asarray(costs, np.float64)
-    terms = np.stack([np.ones(len(TRIPS)), np.array(TRIPS, np.float64)], axis=1)
-    line, _ = nnls(terms / each[:, None], np.ones(len(TRIPS)))
-    return np.minimum(np.sqrt(each * (terms @ line)), MAX_TASK - 1.0)
+    """The geometric mean of ``costs`` at `TRIPS` and of the line through them."""
+    start, step = line_through(TRIPS, costs)
+    line = start + step * np.array(TRIPS, np.float64)
+    return np.minimum(np.sqrt(np.asarray(costs, np.float64) * line), MAX_TASK - 1.0)
 
 
 def cost_table(

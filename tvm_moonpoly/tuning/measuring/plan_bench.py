@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 
 from tvm_moonpoly import native
+from tvm_moonpoly.emit import LINE
 from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.operators import encode_axes
 from tvm_moonpoly.operators.linear import LINEAR
@@ -25,8 +26,6 @@ from tvm_moonpoly.tuning.measuring.timing import Bench, affordable, timed, timer
 
 Request = Mapping[str, Any]
 Call = Callable[[], object]
-
-_LINE = 16  # floats
 
 #: Lines between two operands, so that not all of them begin with a page.
 _BETWEEN = 37
@@ -153,13 +152,13 @@ class _Arena:
     def tensors(self, *shapes: tuple[int, ...]) -> list[Any]:
         """Tensors of ``shapes``, one behind the other."""
         sizes = [int(np.prod(shape)) for shape in shapes]
-        begins, end = [], _BETWEEN * _LINE
+        begins, end = [], _BETWEEN * LINE
         for size in sizes:
             begins.append(end)
-            end += (-(-size // _LINE) + _BETWEEN) * _LINE
+            end += (-(-size // LINE) + _BETWEEN) * LINE
         if end > self._floats.size:
-            self._floats = np.full(end + _LINE, self._value, np.float32)
-            first = -self._floats.ctypes.data // 4 % _LINE
+            self._floats = np.full(end + LINE, self._value, np.float32)
+            first = -self._floats.ctypes.data // 4 % LINE
             self._floats = self._floats[first : first + end]
         return [
             tvm.runtime.from_dlpack(self._floats[at : at + size].reshape(shape))

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tvm_moonpoly.emit import LINE
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Record
 
 SHARED, L2, L3, MEMORY = 1, 2, 3, 4
-
-_LINE = 16  # floats
 
 #: Floats between rows of B in place that all tasks share: a matrix of usual width, and no power of
 #: two, which would bring all rows into the same places of the caches.
@@ -197,4 +196,4 @@ def _bounds(level: int, machine: Machine, busy: int) -> tuple[int, int] | None:
 
 def _lines(floats: int) -> int:
     """Rounded up to whole cache lines, and at least one."""
-    return max(-(-floats // _LINE), 1) * _LINE
+    return max(-(-floats // LINE), 1) * LINE
