@@ -206,7 +206,7 @@ def _task_parts(task: Task, table: CostTable) -> dict[str, int]:
     near, with_a = (
         cost.at(Residency(a, Level.L1), task.depth) for a in (Level.L1, task.residency.a)
     )
-    all_of_it = cost.at(task.residency, task.depth)
+    all_of_it = price(task, table)
     reading_a, reading_b = max(with_a - near, 0), max(all_of_it - with_a, 0)
     return {
         KERNELS: all_of_it - reading_a - reading_b,

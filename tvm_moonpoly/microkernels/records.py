@@ -149,6 +149,14 @@ def choices(mr: int) -> dict[str, tuple[int, ...]]:
 _EDGE_TILE = 240
 
 
+def looks_ahead(mr: int, nv: int, form: Form) -> bool:
+    """Whether a micro-kernel prefetches a panel of the next group while it computes.
+
+    Small tiles wait for memory themselves, and rows of B in place have no next panel of their own.
+    """
+    return form != Form.IN_PLACE_B and mr >= 3 and nv >= 2
+
+
 def edge_height(records: Iterable[Record], lanes: int) -> int:
     """Rows of the tiles in which the partial panel of fewer than ``lanes`` columns is computed."""
     tallest = max(r.mr for r in records if r.nv == 1 and r.form == Form.PLAIN)

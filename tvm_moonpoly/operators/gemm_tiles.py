@@ -35,7 +35,7 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
-from tvm_moonpoly.microkernels.records import Form, Record, edge_height
+from tvm_moonpoly.microkernels.records import Form, Record, edge_height, looks_ahead
 from tvm_moonpoly.operators.activation import Activation
 
 #: What a tile function is given, besides the number of rows.
@@ -74,7 +74,10 @@ SUFFIXES = {Form.PLAIN: "", Form.PACKED_A: "_packed", Form.IN_PLACE_B: "_in_plac
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
     """Define the groups of each form, ``moonpoly_edge``, and all that they call."""
     for record in records:
-        functions.add(record.name, cpu_gemm.build(record, machine, _looks_ahead(record)))
+        functions.add(
+            record.name,
+            cpu_gemm.build(record, machine, looks_ahead(record.mr, record.nv, record.form)),
+        )
         _emit_strip(functions, record, machine.lanes)
     for form in Form:
         widths = sorted({r.nv for r in records if r.form == form})
@@ -84,21 +87,13 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
     _emit_edge(functions, records, machine.lanes)
 
 
-def _looks_ahead(record: Record) -> bool:
-    """Whether a kernel prefetches a panel of the next group while it computes.
-
-    Small tiles wait for memory themselves, and rows of B in place have no next panel of their own.
-    """
-    return not record.in_place_b and record.mr >= 3 and record.nv >= 2
-
-
 def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
     """``count`` tiles of one micro-kernel, one below the other.
 
     Each of the first ``looking`` tiles prefetches a panel, the first one the panel that is
     ``later`` floats behind ``b``.
     """
-    looks = _looks_ahead(record)
+    looks = looks_ahead(record.mr, record.nv, record.form)
     ahead = {"later": INT, "looking": INT} if looks else {}
 
     @functions.private(f"{record.name}_strip", **TILE, count=INT, **ahead)
@@ -157,6 +152,7 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
 
         def strips(height: Expr, row: Expr, count: Expr, above: Expr) -> None:
             def strip(mr: int) -> None:
+                looks = looks_ahead(mr, nv, form)
                 ahead = [args["later"] + above * args["b_vector"], looking - above]
                 functions[f"{by_height[mr].name}_strip"](
                     a.at(row * (k if form == Form.PACKED_A else lda)),
@@ -172,7 +168,7 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
                     k,
                     args["lo"],
                     count,
-                    *(ahead if _looks_ahead(by_height[mr]) else []),
+                    *(ahead if looks else []),
                 )
 
             switch(height, sorted(by_height), strip)

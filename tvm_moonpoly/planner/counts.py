@@ -14,10 +14,14 @@ from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner.groups import (
     CROWDED_ROWS,
+    EIGHTHS,
     Product,
+    arriving,
     balanced,
     blocks_of,
+    brought,
     ceil_div,
+    fetched_share,
     main_form,
     near,
     sources,
@@ -27,13 +31,29 @@ from tvm_moonpoly.planner.plan import BMode, Plan
 
 
 class Task(NamedTuple):
-    """A task of a micro-kernel, over ``depth`` steps."""
+    """A task of a micro-kernel, over ``depth`` steps.
+
+    ``share`` eighths of what the task saves with columns of B from ``fetched`` are saved, see
+    `groups.arriving`.
+    """
 
     mr: int
     nv: int
     form: Form
     residency: Residency
     depth: int
+    share: int = 0
+    fetched: Level = Level.L2
+
+    def mixed(self) -> list[tuple[Task, float]]:
+        """The tasks with columns of B from one place that this one is between, and the weight of
+        each."""
+        if not self.share:
+            return [(self, 1.0)]
+        near = self._replace(residency=Residency(self.residency.a, self.fetched))
+        weight = self.share / EIGHTHS
+        plain = (each._replace(share=0, fetched=Level.L2) for each in (self, near))
+        return list(zip(plain, (1 - weight, weight), strict=True))
 
 
 #: A task, or the name of a field of `Traffic`.
@@ -65,8 +85,10 @@ def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> 
         near_b = near(nv, blocks.depth, found.far, machine)
         small, large, tiles = balanced(blocks.rows, mr)
 
-        def tasks(height: int, b: Level, number: int) -> None:
+        def tasks(height: int, b: Level, number: int, share: int = 0) -> None:
             task = Task(height, nv, form, Residency(found.a, b), blocks.depth)
+            if share:
+                task = task._replace(share=share, fetched=brought(b, near_b))
             total[task] += times * number
 
         if large:
@@ -74,8 +96,9 @@ def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> 
         tasks(small, near_b, block_count * (tiles - large))
         first = small + 1 if large else small
         repeated = blocks.k_blocks * (blocks.m_blocks - 1)
+        share = fetched_share(first, tiles, nv, form)
         for b, number in ((found.far, blocks.k_blocks), (found.again, repeated)):
-            tasks(first, b, number)
+            tasks(first, b, number, share)
             tasks(first, near_b, -number)
         total["tile"] += times * block_count * tiles
         total["group"] += times * block_count
@@ -102,8 +125,11 @@ def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> 
 def price(entry: Entry, table: CostTable) -> int:
     """Picoseconds of one entry."""
     if isinstance(entry, Task):
-        task = table.task(entry.mr, entry.nv, entry.form)
-        return task.at(entry.residency, entry.depth)
+        far, fetched = (
+            table.task(entry.mr, entry.nv, entry.form).at(residency, entry.depth)
+            for residency in (entry.residency, Residency(entry.residency.a, entry.fetched))
+        )
+        return arriving(far, fetched, entry.share)
     return int(getattr(table.traffic, entry))
 
 

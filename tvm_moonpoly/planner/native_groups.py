@@ -30,11 +30,10 @@ from tvm_moonpoly.emit import (
     minimum,
     scratch,
     select,
-    when,
 )
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.microkernels.records import Form
-from tvm_moonpoly.planner.groups import tried_heights
+from tvm_moonpoly.microkernels.records import Form, looks_ahead
+from tvm_moonpoly.planner.groups import EIGHTHS, FETCHED_ALL, FETCHED_SOME, tried_heights
 from tvm_moonpoly.planner.plan import BMode
 
 #: The type of the costs in memory, and of a pointer to them.
@@ -209,8 +208,12 @@ def _call(
     machine: Machine,
 ) -> tuple[Expr, Expr]:
     near = minimum(blocks.far, level(as_int(nv * machine.lanes * 4) * blocks.depth, machine))
+    near = cell(near)
+    # the twin of `groups.brought`
+    ahead = [maximum(near, minimum(b, int(Level.L2))) for b in (blocks.far, blocks.again)]
     places = [
-        cell(layout.place(blocks.a, b, blocks.segment)) for b in (near, blocks.far, blocks.again)
+        cell(layout.place(blocks.a, b, blocks.segment))
+        for b in (near, blocks.far, blocks.again, *ahead)
     ]
     found = scratch(2, INT)
     functions[name](
@@ -234,13 +237,15 @@ def _emit(
     table: CostTable,
 ) -> None:
     """found[0..1] = the cost of the cheapest of the heights that are ``tried``, and the height."""
-    at = {name: COSTS for name in ("near", "far", "again")}
+    at = {name: COSTS for name in ("near", "far", "again", "far_ahead", "again_ahead")}
 
     @functions.separate(name, **at, depth=INT, k_blocks=INT, m_blocks=INT, tiles=INTS, found=INTS)
     def _(
         near: Pointer,
         far: Pointer,
         again: Pointer,
+        far_ahead: Pointer,
+        again_ahead: Pointer,
         depth: Expr,
         k_blocks: Expr,
         m_blocks: Expr,
@@ -250,27 +255,35 @@ def _emit(
         heights = table.heights(nv, form)
         count = cell(k_blocks * m_blocks)
         repeated = cell(count - k_blocks)
-        # of one tile of each height in all blocks; and what is more where it is the first
-        usual, first = scratch(len(heights) + 2, INT), scratch(len(heights) + 2, INT)
+        # of one tile of each height in all blocks; and with columns of B from each place
+        usual = scratch(len(heights) + 2, INT)
+        costs = {place: scratch(len(heights) + 2, INT) for place in at}
 
-        def cost(costs: Pointer, height: int) -> Expr:
-            start = layout.first(nv, form) + 2 * (height - 1)
-            return cell(costs[start].astype(INT) + costs[start + 1].astype(INT) * depth)
-
-        near_by = {h: cost(near, h) for h in heights}
         for h in heights:
-            usual[h] = count * (near_by[h] + table.traffic.tile)
-            first[h] = k_blocks * (cost(far, h) - near_by[h])
-        with when(repeated > 0):
-            for h in heights:
-                first[h] = first[h] + repeated * (cost(again, h) - near_by[h])
+            start = layout.first(nv, form) + 2 * (h - 1)
+            for place, given in zip(at, (near, far, again, far_ahead, again_ahead), strict=True):
+                costs[place][h] = given[start].astype(INT) + given[start + 1].astype(INT) * depth
+            usual[h] = count * (costs["near"][h] + table.traffic.tile)
         # read, and multiplied by no tiles, when all tiles have the greatest height
         usual[len(heights) + 1] = as_int(0)
+        looking = [h for h in heights if looks_ahead(h, nv, form)]
         best, best_mr = as_int(INFINITE), as_int(tried[0])
         for mr in tried:
             small, large, number = (cell(tiles[3 * (mr - 1) + i]) for i in range(3))
             total = (number - large) * usual[small] + large * usual[small + 1]
-            total = cell(total + first[select(large > 0, small + 1, small)])
+            top = cell(select(large > 0, small + 1, small))
+            share = as_int(0)
+            if looking:
+                # the twin of `groups.fetched_share`
+                share = select(number >= nv, as_int(FETCHED_ALL), as_int(FETCHED_SOME))
+                share = cell(select(top >= looking[0], share, as_int(0)))
+
+            extra = {}
+            for place in ("far", "again"):
+                whole = (EIGHTHS - share) * costs[place][top]
+                whole = whole + share * costs[f"{place}_ahead"][top]
+                extra[place] = div(whole, EIGHTHS) - costs["near"][top]
+            total = cell(total + k_blocks * extra["far"] + repeated * extra["again"])
             better = total < best
             best = cell(select(better, total, best))
             best_mr = cell(select(better, mr, best_mr))

@@ -74,9 +74,10 @@ def counted(samples: Sequence[PlanSample], records: Sequence[Record], machine: M
         traffic[i, TRAFFIC.index("linear call" if packed_before else "matmul call")] = 1.0
         for entry, number in counts(sample.task.product, sample.task.plan, machine, table).items():
             if isinstance(entry, Task):
-                rows.append(i)
-                columns.append(place.setdefault(entry, len(place)))
-                numbers.append(float(number))
+                for task, weight in entry.mixed():
+                    rows.append(i)
+                    columns.append(place.setdefault(task, len(place)))
+                    numbers.append(number * weight)
             else:
                 traffic[i, TRAFFIC.index(entry)] = number
     points = [Point(by_tile[t[:3]], t.depth, t.residency, busy=False) for t in place]
