@@ -20,6 +20,9 @@ from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.counts import Task, counts, price
 from tvm_moonpoly.planner.plan import BMode, Plan
 
+#: Of a task: what it takes on operands in the first-level cache, and what more where they are not.
+KERNELS, READING_A, READING_B = "micro-kernels", "reading A again", "reading B"
+
 #: What is done around the tasks, by the entries of the cost table.
 PARTS = {
     "b_direct": "reading B",
@@ -36,10 +39,8 @@ PARTS = {
     "dot_start": "streaming B",
     "dot_step": "streaming B",
     "dot_rest": "streaming B",
+    "a_memory": READING_A,
 }
-
-#: Of a task: what it takes on operands in the first-level cache, and what more where they are not.
-KERNELS, READING_A, READING_B = "micro-kernels", "reading A again", "reading B"
 
 
 @dataclass(frozen=True)

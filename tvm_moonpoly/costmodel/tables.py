@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -136,6 +136,9 @@ class Traffic:
     dot_rest: int
     #: handing work to the thread pool
     launch: int
+    #: one vector of A that comes from memory again, with a block of rows that no cache holds; older
+    #: logs do not tell it
+    a_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ BLOCKINGS = (
     BlockSizes(False, 1024, 96),
     BlockSizes(True, 1024, 96),
     BlockSizes(True, 512, 240),
+    BlockSizes(False, 0, 240),
 )
 
 
@@ -234,7 +238,8 @@ class CostTable:
                 if "busy" in entry:
                     busy[record] = _from_lists(entry, "busy")
             elif entry.get("kind") == "traffic":
-                traffic = Traffic(**{f.name: _count(entry, f.name) for f in fields(Traffic)})
+                told = [f.name for f in fields(Traffic) if f.default is MISSING or f.name in entry]
+                traffic = Traffic(**{name: _count(entry, name) for name in told})
         if not tasks or traffic is None:
             raise ValueError("log: it holds no kernels or no traffic costs")
         if busy and busy.keys() != tasks.keys():

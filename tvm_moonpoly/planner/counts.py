@@ -20,6 +20,7 @@ from tvm_moonpoly.planner.groups import (
     balanced,
     blocks_of,
     brought,
+    brought_again,
     ceil_div,
     fetched_share,
     main_form,
@@ -110,6 +111,8 @@ def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> 
     if n % lanes:
         group(table.edge_height(lanes), 1, Form.PLAIN, 1)
         total["edge_row"] += m * blocks.k_blocks
+    all_groups = main + (plan.tail_nv > 0) + (n % lanes > 0)
+    total["a_memory"] += brought_again(product, blocks, all_groups, machine)
     total["c_block"] += panels * m * (blocks.k_blocks - 1)
     if plan.b_mode == BMode.DIRECT:
         total["b_direct"] += panels * k

@@ -24,10 +24,14 @@ PERIOD = 4096
 WAYS = 8
 
 #: Where tiles look ahead: how much of what the second-level cache saves over memory the first tile
-#: of a group saves, in eighths, with as many tiles as panels and with fewer. Measured on products of
-#: 2 to 32 rows with 2 to 85 MB of weights: choices by them are 1.5 % slower than the best in the
+#: of a group saves, in eighths, with as many tiles as panels and with fewer. Measured on products
+#: of 2 to 32 rows with 2 to 85 MB of weights: choices by them are 1.5 % slower than the best in the
 #: mean; 2.9 % if it saved all, 3.6 % if nothing.
 FETCHED_ALL, FETCHED_SOME, EIGHTHS = 5, 3, 8
+
+#: Eighths of the third-level cache that rows of A may fill, and stay there: 12 MB stayed in 32 MiB,
+#: 15 MB did not.
+A_EIGHTHS = 3
 
 #: Added to the way in which B is stored where its rows are crowded.
 CROWDED = 4
@@ -146,6 +150,17 @@ def packing(product: Product, machine: Machine, traffic: Traffic) -> int:
     rows = traffic.pack_rows * (1 + product.crowded)
     per_vector = rows if product.b_mode == BMode.DIRECT else traffic.pack_columns
     return per_vector * product.k * ceil_div(product.n, machine.lanes)
+
+
+def brought_again(product: Product, blocks: Blocks, groups: int, machine: Machine) -> int:
+    """Vectors of A that come from memory again: all of them for each group of panels after the
+    first, where the rows of a block do not stay in the third-level cache.
+
+    They leave it before they fill it, as what is read of B and written to C is there as well.
+    """
+    if blocks.rows * blocks.depth * 4 <= machine.l3_bytes * A_EIGHTHS // 8:
+        return 0
+    return product.m * product.k // machine.lanes * (groups - 1)
 
 
 def main_form(pack_a: bool, mode: BMode) -> Form:

@@ -30,7 +30,7 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner import native_groups, native_shares
-from tvm_moonpoly.planner.groups import CROWDED, CROWDED_ROWS, main_form
+from tvm_moonpoly.planner.groups import A_EIGHTHS, CROWDED, CROWDED_ROWS, main_form
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
 from tvm_moonpoly.planner.native_shares import SHARED_OUT
 from tvm_moonpoly.planner.native_words import decode, encode
@@ -105,6 +105,9 @@ def _emit_with_blocks(
             edge = native_groups.edge_group(functions, costs, blocks, layout, machine)
             common[0] = common[0] + edge + as_int(traffic.edge_row) * m * blocks.k_blocks
         shared = cell(common[0])
+        # the twin of `groups.brought_again`
+        kept = blocks.rows * blocks.depth * 4 <= machine.l3_bytes * A_EIGHTHS // 8
+        vectors_of_a = cell(select(kept, as_int(0), div(m * k, lanes)))
 
         def consider(nv: int, tail: Expr, tail_cost: Expr, tail_mr: Expr) -> None:
             """Main groups of ``nv`` panels, with this tail."""
@@ -112,6 +115,8 @@ def _emit_with_blocks(
             count = cell(div(panels - tail, nv))
             nc, n_blocks = column_blocks(mode, count, nv, blocks.depth, machine)
             cost = shared + main_cost * count + tail_cost
+            all_groups = count + select(tail > 0, 1, 0) + select(n - panels * lanes > 0, 1, 0)
+            cost = cost + as_int(traffic.a_memory) * vectors_of_a * (all_groups - 1)
             if pack_a:
                 cost = cost + as_int(traffic.pack_a) * m * k * n_blocks
             cost = cell(cost)

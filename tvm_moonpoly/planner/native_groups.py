@@ -128,6 +128,7 @@ class Blocks:
     k_blocks: Expr
     m_blocks: Expr
     depth: Expr
+    rows: Expr
     a: Expr
     far: Expr
     again: Expr
@@ -152,7 +153,7 @@ def blocks_of(
     for mr in range(1, highest + 1):
         for i, number in enumerate(balanced(rows, mr, keep=cell)):
             tiles[3 * (mr - 1) + i] = number
-    return Blocks(k_blocks, m_blocks, depth, a, far, again, cell(segment_of(depth)), tiles)
+    return Blocks(k_blocks, m_blocks, depth, rows, a, far, again, cell(segment_of(depth)), tiles)
 
 
 def _or_all(size: Expr) -> Expr:
