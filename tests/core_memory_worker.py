@@ -188,7 +188,8 @@ def main() -> None:
             # the cheapest plan for each way of reading B
             given = BMode.PACKED if b_axes == turned else BMode.DIRECT
             for mode in READINGS[given]:
-                product = spec.Product(m, n, k, 1, given)
+                # past one row B is streamed, unless a plan of two rows is given
+                product = spec.Product(2 if m == 1 else m, n, k, 1, given)
                 choices = spec.candidates(product, library.machine, library.table)
                 of_mode = [choice for choice in choices if choice.plan.b_mode == mode]
                 cheapest = min(of_mode, key=lambda choice: choice.picoseconds)

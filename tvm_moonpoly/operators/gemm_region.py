@@ -221,8 +221,8 @@ def _emit_row_blocks(functions: Functions) -> None:
 #:
 #: ``a`` (m, k) by rows of ``lda``. ``b``: packed panels of ``k`` rows (PREPACKED), or in place
 #: with ``b_k`` floats from one row to the next and ``b_n`` from one column to the next (one of
-#: them is 1; DIRECT needs ``b_n`` = 1; STREAM takes no X, Z or activation). ``x`` is added to the
-#: product, ``ldx`` and ``x_step`` are 0 for a row of zeros; ``z`` is a row, padded to whole panels.
+#: them is 1; DIRECT needs ``b_n`` = 1; STREAM is none of its modes). ``x`` is added to the product,
+#: ``ldx`` and ``x_step`` are 0 for a row of zeros; ``z`` is a row, padded to whole panels.
 #: ``panels`` whole panels and ``columns`` lanes of a partial one after them. ``wa`` and ``wb`` are
 #: workspace for one packed block of A and one of B.
 REGION = {
@@ -354,23 +354,9 @@ def _emit_region(functions: Functions, lanes: int) -> None:
                 pack(in_place, count)
                 rows(workspace.at(0), stride, lanes, workspace.at(count * stride))
 
-            def stream() -> None:
-                def through(name: str, ldb: Expr) -> None:
-                    n = panels * lanes + args["columns"]
-                    functions[name](
-                        a.at(0), args["lda"], b.at(0), ldb, c.at(0), args["ldc"], args["m"], n, k
-                    )
-
-                branch(
-                    b_n == 1,
-                    lambda: through("moonpoly_axpy", b_k),
-                    lambda: through("moonpoly_dot", b_n),
-                )
-
             cases = {
                 BMode.PREPACKED: prepacked,
                 BMode.DIRECT: direct,
                 BMode.PACKED: packed,
-                BMode.STREAM: stream,
             }
             switch(mode, [int(case) for case in cases], lambda case: cases[BMode(case)]())

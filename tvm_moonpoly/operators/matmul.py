@@ -12,6 +12,7 @@ from tvm import tirx
 
 from tvm_moonpoly.emit import (
     INT,
+    LINE,
     Expr,
     Functions,
     Pointer,
@@ -89,6 +90,9 @@ def _emit_matmul(functions: Functions, machine: Machine, name: str, more: dict[s
             columns = let(n - panels * machine.lanes)
             shares = let(fields["splits_m"] * fields["splits_n"])
             zeros = zeros_row(machine.lanes)
+            # columns that follow one another, and are more than stays in the last cache
+            size = let(n * b_n * product.entries_of_b())
+            far = let(tirx.all(size > machine.l3_bytes * 3 // 16, b_n < k + LINE))
             # not a power of two, which would bring all rows into the same places of the caches
             ldt = let((div(k, 16) + 2) * 16)
             turned = let(select(by_columns, minimum(m, TURNED_ROWS) * ldt, 0))
@@ -101,30 +105,49 @@ def _emit_matmul(functions: Functions, machine: Machine, name: str, more: dict[s
 
                 def region(left: Expr, lda: Expr, row: Expr, rows: Expr) -> None:
                     out = tc.data.at(at_out + row * out_m + share["column"])
-                    functions["moonpoly_region"](
-                        left,
-                        lda,
-                        b.at(at_b + share["column"] * b_n),
-                        b_k,
-                        select(by_rows, 1, b_n),
-                        zeros.at(0),
-                        0,
-                        0,
-                        zeros.at(0),
-                        0,
-                        out,
-                        out_m,
-                        rows,
-                        share["panels"],
-                        share["columns"],
-                        k,
-                        int(Activation.NONE),
-                        *share["fields"],
-                        wa,
-                        wb,
-                    )
+                    right = b.at(at_b + share["column"] * b_n)
+                    width = let(share["panels"] * machine.lanes + share["columns"])
+
+                    def streamed() -> None:
+                        def through(name: str, ldb: Expr) -> None:
+                            functions[name](left, lda, right, ldb, out, out_m, rows, width, k)
+
+                        branch(
+                            by_rows,
+                            lambda: through("moonpoly_axpy", b_k),
+                            lambda: branch(
+                                far,
+                                lambda: through("moonpoly_dot_far", b_n),
+                                lambda: through("moonpoly_dot", b_n),
+                            ),
+                        )
+
+                    def by_tiles() -> None:
+                        functions["moonpoly_region"](
+                            left,
+                            lda,
+                            right,
+                            b_k,
+                            select(by_rows, 1, b_n),
+                            zeros.at(0),
+                            0,
+                            0,
+                            zeros.at(0),
+                            0,
+                            out,
+                            out_m,
+                            rows,
+                            share["panels"],
+                            share["columns"],
+                            k,
+                            int(Activation.NONE),
+                            *share["fields"],
+                            wa,
+                            wb,
+                        )
+
+                    branch(fields["b_mode"] == int(BMode.STREAM), streamed, by_tiles)
                     if chain is not None:
-                        width = share["panels"] * machine.lanes + share["columns"]
                         chain.apply(out, out_m, which * m + row, rows, share["column"], width)
 
                 def as_stored() -> None:

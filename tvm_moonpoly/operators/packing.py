@@ -180,14 +180,15 @@ def transpose(rows: list[Expr]) -> list[Expr]:
             low, high = rows[i], rows[i + step]
             even = [j if not j & step else lanes + j - step for j in range(lanes)]
             odd = [j + step if not j & step else lanes + j for j in range(lanes)]
-            mixed[i] = let(_shuffle(low, high, even))
-            mixed[i + step] = let(_shuffle(low, high, odd))
+            mixed[i] = let(shuffle(low, high, even))
+            mixed[i + step] = let(shuffle(low, high, odd))
         rows = mixed
         step *= 2
     return rows
 
 
-def _shuffle(a: Expr, b: Expr, indices: list[int]) -> Expr:
+def shuffle(a: Expr, b: Expr, indices: list[int]) -> Expr:
+    """Lanes of two vectors, those of ``b`` counted after those of ``a``."""
     return tirx.Shuffle([a, b], [tirx.const(i, "int32") for i in indices])
 
 

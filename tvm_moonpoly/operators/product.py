@@ -96,6 +96,15 @@ class Product:
         """Whether there is anything to be written."""
         return tirx.all(self["batch"] > 0, self["m"] > 0, self["n"] > 0)
 
+    def entries_of_b(self) -> Expr:
+        """The matrices of the batch that have a b of their own."""
+        entries = scratch(1, INT)
+        entries[0] = as_int(1)
+        with loop(self["dims"]) as i:
+            dim = let(len(_NUMBERS) + _BATCH_FIELDS * i)
+            entries[0] = entries[0] * select(self._memory[dim + 2] == 0, 1, self._memory[dim])
+        return let(entries[0])
+
     def offsets(self, which: Expr) -> tuple[Expr, Expr, Expr]:
         """Where the matrices of batch entry ``which`` begin in a, b and out."""
         offset, rest = [scratch(1, INT) for _ in range(3)], scratch(1, INT)

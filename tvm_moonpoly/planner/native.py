@@ -183,16 +183,20 @@ def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: Co
         stream = cell(streamed[0])
         packing = cell(_packing(b_mode, crowded, mode, k, n, machine, table))
 
-        for blocks in BLOCKINGS:
-            applies = _applies(blocks, m, k)
-            with nullcontext() if applies is None else when(applies):
-                if suits(blocks, BMode.DIRECT):
-                    with when(b_mode == int(BMode.DIRECT)):
-                        weigh(blocks, Form.IN_PLACE_B, as_int(int(BMode.DIRECT)))
-                if suits(blocks, BMode.PACKED):
-                    # where packing B alone costs as much, no plan that does it is taken
-                    with when(tirx.all(packing < best[0], packing <= stream)):
-                        weigh(blocks, main_form(blocks.pack_a, BMode.PACKED), mode)
+        def weigh_all() -> None:
+            for blocks in BLOCKINGS:
+                applies = _applies(blocks, m, k)
+                with nullcontext() if applies is None else when(applies):
+                    if suits(blocks, BMode.DIRECT):
+                        with when(b_mode == int(BMode.DIRECT)):
+                            weigh(blocks, Form.IN_PLACE_B, as_int(int(BMode.DIRECT)))
+                    if suits(blocks, BMode.PACKED):
+                        # where packing B alone costs as much, no plan that does it is taken
+                        with when(tirx.all(packing < best[0], packing <= stream)):
+                            weigh(blocks, main_form(blocks.pack_a, BMode.PACKED), mode)
+
+        with when(tirx.any(prepacked, m > 1)):
+            weigh_all()
         with when(stream < best[0]):
             best[0] = stream
             best[1] = as_int(Plan(1, 1, 0, 0, False, BMode.STREAM).encode())

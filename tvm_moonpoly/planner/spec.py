@@ -71,7 +71,13 @@ def best(product: Product, machine: Machine, table: CostTable) -> Choice:
 
 def candidates(product: Product, machine: Machine, table: CostTable) -> list[Choice]:
     """All plans that are weighed: for each blocking, reading of B and width of the main region,
-    the best heights, and the tail region narrow or joined with the last group."""
+    the best heights, and the tail region narrow or joined with the last group.
+
+    Past a single row, B that changes is streamed: no tile reads it faster, and weighing tiles takes
+    longer than many such products.
+    """
+    if product.m == 1 and BMode.STREAM in READINGS[product.b_mode]:
+        return [_streamed(product, machine, table)]
     choices = []
     for blocks in BLOCKINGS:
         if not applies(blocks, product):
