@@ -294,6 +294,20 @@ def test_any_valid_plan_gives_the_right_answer(library, data):
     check_product(out, a, b)
 
 
+@pytest.mark.parametrize("panels", [*range(1, 17), 23])
+def test_packing_any_number_of_panels(library, rng, panels):
+    """Eights, a four, and what is left of them, in blocks of rows; nothing beyond is taken."""
+    lanes = library.machine.lanes
+    for k, columns in itertools.product((1, 2, 63, 64, 65, 130), (0, 1)):
+        n = panels * lanes + columns
+        plan = Plan(1, 4, 0, 0, False, BMode.PACKED)
+        a, b = values(rng, 5, k), values(rng, k, n)
+        for gap in (0, 3, 1024 - n):
+            out = np.full((5, n), CANARY)
+            matmul(library, a, stored(b, [0, 1], [2, gap]), out, name=MATMUL_PLANNED, plan=plan)
+            check_product(out, a, b)
+
+
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_one_row_or_one_column_of_memory(library, rng, side):
     """Strides of dimensions of size 1 say nothing: here they are those of the whole."""

@@ -463,3 +463,14 @@ def test_malformed_records_are_refused(record):
 def test_unknown_tiles_have_no_cost():
     with pytest.raises(KeyError, match="no micro-kernel of 99 rows and 1 vectors"):
         shipped_table().task(99, 1, Form.PLAIN)
+
+
+def test_crowded_rows_are_packed_from_a_few_tiles_on():
+    """Read in place, they would be brought from the second-level cache for each tile anew."""
+    table = shipped_table()
+
+    def reading(m, row):
+        return spec.plan(Product(m, 1024, 1024, 1, BMode.DIRECT, row), AVX2, table).b_mode
+
+    assert [reading(m, 1024) for m in (4, 12, 16, 32)] == [BMode.DIRECT] + [BMode.PACKED] * 3
+    assert [reading(m, 1032) for m in (4, 12, 16)] == [BMode.DIRECT] * 3

@@ -108,6 +108,15 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
                 for ahead in range(0, together * lanes, LINE):
                     prefetch(b.at(source + together * lanes + ahead), level=2)
 
+        def pack_rest(first: Expr, top: Expr, rows: Expr) -> None:
+            """Row by row as well: one panel after another would come to each page again."""
+            count = let(panels - first)
+            with when(count > 0), loop(rows) as i, loop(count) as p:
+                panel = let(first + p)
+                q[vector(panel * stride + (top + i) * lanes, lanes)] = b[
+                    vector((top + i) * b_k + panel * lanes, lanes)
+                ]
+
         wide, narrow = _TOGETHER
         groups = let(div(panels, wide))
         left = let(panels - groups * wide)
@@ -119,8 +128,7 @@ def _emit_pack_b(functions: Functions, lanes: int) -> None:
                 pack(let(g * wide), wide, top, rows)
             with loop(fours):
                 pack(let(groups * wide), narrow, top, rows)
-            with loop(left - fours * narrow) as rest:
-                pack(let(groups * wide + fours * narrow + rest), 1, top, rows)
+            pack_rest(let(groups * wide + fours * narrow), top, rows)
 
     @functions.private(
         "moonpoly_pack_columns", b=FLOATS, b_n=INT, q=FLOATS, k=INT, panels=INT, stride=INT

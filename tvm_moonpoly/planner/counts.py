@@ -13,14 +13,14 @@ from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner.groups import (
-    CROWDED_ROWS,
     EIGHTHS,
     Product,
+    a_again,
     arriving,
+    b_anew,
     balanced,
     blocks_of,
     brought,
-    brought_again,
     ceil_div,
     fetched_share,
     main_form,
@@ -112,11 +112,11 @@ def counts(product: Product, plan: Plan, machine: Machine, table: CostTable) -> 
         group(table.edge_height(lanes), 1, Form.PLAIN, 1)
         total["edge_row"] += m * blocks.k_blocks
     all_groups = main + (plan.tail_nv > 0) + (n % lanes > 0)
-    total["a_memory"] += brought_again(product, blocks, all_groups, machine)
+    total["a_memory"] += a_again(product, blocks, all_groups, machine)
     total["c_block"] += panels * m * (blocks.k_blocks - 1)
     if plan.b_mode == BMode.DIRECT:
         total["b_direct"] += panels * k
-        total["pack_rows"] += panels * k * product.crowded * (ceil_div(m, CROWDED_ROWS) - 1)
+        total["pack_rows"] += b_anew(product, panels * k)
     if plan.pack_a:
         total["pack_a"] += m * k * (ceil_div(main, plan.nc) if plan.nc else 1)
     if plan.b_mode == BMode.PACKED:

@@ -13,8 +13,9 @@ from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, looks_ahead
 from tvm_moonpoly.planner.plan import BMode
 
-#: Rows for which crowded columns of B are brought once; anew costs as much as packing them.
-CROWDED_ROWS = 8
+#: For this many tiles of `CROWDED_ROWS` rows, crowded columns of B cost half as much as if they
+#: were packed. With more, they are brought anew for each but the first, at the price of packing.
+CROWDED_TILES, CROWDED_ROWS = 2, 4
 
 #: Bytes apart at which rows meet in the same places of a first-level cache: the size of a page on
 #: x86, whatever the cache's size, as it is looked up before the page is known.
@@ -140,9 +141,16 @@ def near(nv: int, depth: int, far: Level, machine: Machine) -> Level:
 
 
 def in_place(product: Product, machine: Machine, traffic: Traffic) -> int:
-    """Picoseconds of reading B in place: crowded columns are brought anew for further rows."""
-    times = (ceil_div(product.m, CROWDED_ROWS) - 1) * product.crowded
-    return (traffic.b_direct + traffic.pack_rows * times) * (product.n // machine.lanes * product.k)
+    """Picoseconds of reading B in place."""
+    vectors = product.n // machine.lanes * product.k
+    return traffic.b_direct * vectors + traffic.pack_rows * b_anew(product, vectors)
+
+
+def b_anew(product: Product, vectors: int) -> int:
+    """How many vectors of B are brought at the price of packing them, because they are crowded."""
+    tiles = ceil_div(product.m, CROWDED_ROWS)
+    halves = 2 * (tiles - 1) if tiles > CROWDED_TILES else 1
+    return vectors * halves * product.crowded // 2
 
 
 def packing(product: Product, machine: Machine, traffic: Traffic) -> int:
@@ -152,7 +160,7 @@ def packing(product: Product, machine: Machine, traffic: Traffic) -> int:
     return per_vector * product.k * ceil_div(product.n, machine.lanes)
 
 
-def brought_again(product: Product, blocks: Blocks, groups: int, machine: Machine) -> int:
+def a_again(product: Product, blocks: Blocks, groups: int, machine: Machine) -> int:
     """Vectors of A that come from memory again: all of them for each group of panels after the
     first, where the rows of a block do not stay in the third-level cache.
 

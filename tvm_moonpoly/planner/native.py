@@ -30,7 +30,13 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner import native_groups, native_shares
-from tvm_moonpoly.planner.groups import A_EIGHTHS, CROWDED, CROWDED_ROWS, main_form
+from tvm_moonpoly.planner.groups import (
+    A_EIGHTHS,
+    CROWDED,
+    CROWDED_ROWS,
+    CROWDED_TILES,
+    main_form,
+)
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
 from tvm_moonpoly.planner.native_shares import SHARED_OUT
 from tvm_moonpoly.planner.native_words import decode, encode
@@ -97,15 +103,19 @@ def _emit_with_blocks(
         common = scratch(1, INT)
         common[0] = as_int(traffic.c_block) * panels * m * (blocks.k_blocks - 1)
         if in_place:
-            anew = (ceil_div(m, CROWDED_ROWS) - 1) * crowded * traffic.pack_rows
-            common[0] = common[0] + (anew + traffic.b_direct) * panels * k
+            vectors = cell(panels * k)
+            # the twin of `groups.b_anew`
+            tiles = cell(ceil_div(m, CROWDED_ROWS))
+            halves = select(tiles > CROWDED_TILES, 2 * (tiles - 1), 1)
+            anew = div(vectors * halves * crowded, 2)
+            common[0] = common[0] + vectors * traffic.b_direct + anew * traffic.pack_rows
         else:
             common[0] = common[0] + _packing(b_mode, crowded, mode, k, n, machine, table)
         with when(n - panels * lanes > 0):
             edge = native_groups.edge_group(functions, costs, blocks, layout, machine)
             common[0] = common[0] + edge + as_int(traffic.edge_row) * m * blocks.k_blocks
         shared = cell(common[0])
-        # the twin of `groups.brought_again`
+        # the twin of `groups.a_again`
         kept = blocks.rows * blocks.depth * 4 <= machine.l3_bytes * A_EIGHTHS // 8
         vectors_of_a = cell(select(kept, as_int(0), div(m * k, lanes)))
 

@@ -15,9 +15,9 @@ from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner.groups import (
     Product,
+    a_again,
     balanced,
     blocks_of,
-    brought_again,
     ceil_div,
     group_cost,
     in_place,
@@ -159,7 +159,7 @@ def _with_blocks(
             nc, n_blocks = column_blocks(mode, count, nv, blocks.depth, machine)
             cost = common + main_cost * count + tail_cost
             all_groups = count + (tail > 0) + (n % machine.lanes > 0)
-            cost += traffic.a_memory * brought_again(product, blocks, all_groups, machine)
+            cost += traffic.a_memory * a_again(product, blocks, all_groups, machine)
             if sizes.pack_a:
                 cost += traffic.pack_a * m * k * n_blocks
             plan = Plan(nv, mr, tail, tail_mr, sizes.pack_a, mode, sizes.kc, sizes.mc, nc)
