@@ -1,0 +1,65 @@
+"""Tensor-core micro-kernels for matrix products on NVIDIA GPUs.
+
+fp16 or bf16 operands, float32 accumulators; any M, N, K. Everything here works without a GPU, and
+all but `resources` and `ptx` without a CUDA toolkit.
+"""
+
+from tvm_moonpoly.microkernels.cuda.candidates import candidates, registers_estimate, space
+from tvm_moonpoly.microkernels.cuda.gpus import (
+    ARCHITECTURES,
+    GPUS,
+    Architecture,
+    Gpu,
+    architecture,
+)
+from tvm_moonpoly.microkernels.cuda.kernel import build, kernel_name
+from tvm_moonpoly.microkernels.cuda.lowering import cuda_source, host_module, lower
+from tvm_moonpoly.microkernels.cuda.occupancy import Occupancy, occupancy
+from tvm_moonpoly.microkernels.cuda.raster import position
+from tvm_moonpoly.microkernels.cuda.resources import Resources, cubin, find_nvcc, ptx, resources
+from tvm_moonpoly.microkernels.cuda.tile import (
+    ACTIVATIONS,
+    EPILOGUE_PATHS,
+    MAX_BATCH,
+    MAX_OPERAND_ELEMENTS,
+    CudaTile,
+    Epilogue,
+    Form,
+    Requirements,
+    requirements,
+    shared_bytes,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "ARCHITECTURES",
+    "EPILOGUE_PATHS",
+    "GPUS",
+    "MAX_BATCH",
+    "MAX_OPERAND_ELEMENTS",
+    "Architecture",
+    "CudaTile",
+    "Epilogue",
+    "Form",
+    "Gpu",
+    "Occupancy",
+    "Requirements",
+    "Resources",
+    "architecture",
+    "build",
+    "candidates",
+    "cubin",
+    "cuda_source",
+    "find_nvcc",
+    "host_module",
+    "kernel_name",
+    "lower",
+    "occupancy",
+    "position",
+    "ptx",
+    "registers_estimate",
+    "requirements",
+    "resources",
+    "shared_bytes",
+    "space",
+]

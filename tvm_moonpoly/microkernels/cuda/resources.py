@@ -1,0 +1,99 @@
+"""What a compiled kernel takes: registers, shared memory, spills, as ptxas reports them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Registers a thread; bytes of static shared memory, of spills and of stack.
+
+    Dynamic shared memory is chosen at launch: see `tile.shared_bytes`.
+    """
+
+    registers: int
+    shared_bytes: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+
+
+_KERNEL = re.compile(r"Compiling entry function '(\w+)' for")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def find_nvcc() -> str | None:
+    """The path of nvcc: on PATH, or below CUDA_HOME or CUDA_PATH; None where there is none."""
+    found = shutil.which("nvcc")
+    for root in ("CUDA_HOME", "CUDA_PATH"):
+        if found is None and os.environ.get(root):
+            found = shutil.which("nvcc", path=os.path.join(os.environ[root], "bin"))
+    return found
+
+
+def resources(cuda_source: str, arch: str) -> dict[str, Resources]:
+    """Compile CUDA source for ``arch`` ("sm_80") and return what each of its kernels takes.
+
+    Raises RuntimeError when nvcc is missing, or does not accept the source.
+    """
+    report = _nvcc(cuda_source, arch, ["-cubin", "-Xptxas", "-v"])[0]
+    return parse(report)
+
+
+def parse(report: str) -> dict[str, Resources]:
+    """What ``ptxas -v`` reports, by kernel."""
+    found = {}
+    # the lines of a kernel follow the one that names it
+    names = list(_KERNEL.finditer(report))
+    ends = [name.start() for name in names[1:]] + [len(report)]
+    for name, end in zip(names, ends, strict=True):
+        text = report[name.end() : end]
+        stack, used, shared = _STACK.search(text), _REGISTERS.search(text), _SHARED.search(text)
+        if stack is None or used is None:
+            raise RuntimeError(f"ptxas: no resources reported for {name[1]}")
+        frame, stores, loads = (int(value) for value in stack.groups())
+        static = int(shared[1]) if shared else 0
+        found[name[1]] = Resources(int(used[1]), static, stores, loads, frame)
+    return found
+
+
+def ptx(cuda_source: str, arch: str) -> str:
+    """The PTX that nvcc makes of CUDA source.
+
+    Raises RuntimeError when nvcc is missing, or does not accept the source.
+    """
+    return _nvcc(cuda_source, arch, ["-ptx"])[1].decode()
+
+
+def cubin(cuda_source: str, arch: str) -> bytes:
+    """The machine code that nvcc makes of CUDA source.
+
+    Raises RuntimeError when nvcc is missing, or does not accept the source.
+    """
+    return _nvcc(cuda_source, arch, ["-cubin"])[1]
+
+
+def _nvcc(cuda_source: str, arch: str, options: list[str]) -> tuple[str, bytes]:
+    """nvcc's messages and output."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("nvcc: not found on PATH, nor below CUDA_HOME or CUDA_PATH")
+    with tempfile.TemporaryDirectory(prefix="moonpoly-nvcc-") as folder:
+        source, output = Path(folder, "kernels.cu"), Path(folder, "output")
+        source.write_text(cuda_source, encoding="utf-8")
+        command = [nvcc, f"-arch={arch}", "-O3", *options, str(source), "-o", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            said = "\n".join(errors[:5]) or done.stderr[-500:]
+            raise RuntimeError(f"nvcc: {arch}: {said}")
+        return done.stderr, output.read_bytes()
