@@ -9,17 +9,21 @@ ARGS ?=
 # Passed on to every `pip install`.
 PIP_ARGS ?=
 
+# For `tune-a100` and its siblings: all but the measuring.
+DRY_RUN ?=
+
 BIN := $(VENV)/bin
+TUNE_GPU = $(BIN)/moonpoly tune --gpu nvidia-$(@:tune-%=%) $(if $(DRY_RUN),--dry-run) $(ARGS)
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz tune-cpu bench-gemm bench-tables bench-planner \
-	bench-instructions notebooks clean need-compiler
+.PHONY: help run test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 tune-rtx4090 \
+	bench-gemm bench-tables bench-planner bench-instructions notebooks clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS='...' PIP_ARGS='...'"
 
 # Without TVM_NUM_THREADS, TVM uses half of the cores and counts them anew at each parallel call.
@@ -28,6 +32,9 @@ run: need-compiler $(VENV)/.installed-run ## Compile a sentence-embedding model,
 
 test: lint ## Check style and types, then run the tests (ARGS for pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-emulator: need-compiler $(VENV)/.installed-test ## Every shape of CUDA micro-kernel in the emulator (20 minutes)
+	$(BIN)/python -m pytest -m emulator $(ARGS)
 
 lint: need-compiler $(VENV)/.installed-test ## Check style and types
 	$(BIN)/ruff check .
@@ -39,6 +46,18 @@ fuzz: need-compiler $(VENV)/.installed-test ## Random matmuls against numpy (ARG
 
 tune-cpu: need-compiler $(VENV)/.installed-tune ## Tune the micro-kernels for this CPU (ARGS="--quick", "--budget 10m")
 	$(BIN)/moonpoly tune $(ARGS)
+
+tune-a100: need-compiler $(VENV)/.installed-tune ## Micro-kernels for an A100; DRY_RUN=1: all but the measuring
+	$(TUNE_GPU)
+
+tune-h100: need-compiler $(VENV)/.installed-tune ## The same for an H100
+	$(TUNE_GPU)
+
+tune-h200: need-compiler $(VENV)/.installed-tune ## The same for an H200
+	$(TUNE_GPU)
+
+tune-rtx4090: need-compiler $(VENV)/.installed-tune ## The same for an RTX 4090
+	$(TUNE_GPU)
 
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick")
 	$(BIN)/python -m bench.gemm $(ARGS)

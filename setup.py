@@ -63,6 +63,7 @@ TEST = [
     *NOTEBOOKS,
     "build",
     "hypothesis",
+    "ml_dtypes",
     # A new minor release of a checker finds new faults in old code: move these two on purpose.
     "mypy==2.4.*",
     "ruff==0.17.*",

@@ -16,6 +16,7 @@ import tvm
 from cuda_emulator import Emulated, Fault, Launch, emulate, missing_compiler, run_host
 from tvm import relax, tirx
 from tvm.s_tir import dlight
+
 from tvm_moonpoly.microkernels.cuda import CudaTile, Epilogue, Form, build, cuda_source, lower
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))

@@ -54,7 +54,8 @@ def test_help_lists_every_target(arguments: tuple[str, ...]) -> None:
     result = make(*arguments)
     assert result.returncode == 0, result.stderr
     targets = "help run test lint fuzz tune-cpu bench-gemm bench-planner bench-instructions"
-    for name in [*targets.split(), "notebooks", "clean"]:
+    gpus = ["tune-a100", "tune-h100", "tune-h200", "tune-rtx4090"]
+    for name in [*targets.split(), *gpus, "test-emulator", "notebooks", "clean"]:
         assert f"make {name} " in result.stdout
 
 
@@ -65,6 +66,7 @@ def test_help_lists_every_target(arguments: tuple[str, ...]) -> None:
         "test",
         "fuzz",
         "tune-cpu",
+        "tune-a100",
         "bench-gemm",
         "bench-planner",
         "bench-instructions",
@@ -79,6 +81,12 @@ def test_missing_compiler_is_one_early_sentence(name: str, tools: Path, tmp_path
     assert said[0].startswith("error: no C++ compiler found")
     assert "apt-get install g++" in said[0]
     assert not (tmp_path / "venv").exists()
+
+
+def test_tuning_a_gpu_names_it() -> None:
+    command = make("-n", "tune-rtx4090", "DRY_RUN=1", "ARGS=--count 4").stdout.splitlines()[-1]
+    assert command.split()[1:] == ["tune", "--gpu", "nvidia-rtx4090", "--dry-run", "--count", "4"]
+    assert "--dry-run" not in make("-n", "tune-a100").stdout
 
 
 def test_compiler_in_cxx_must_exist(tools: Path) -> None:

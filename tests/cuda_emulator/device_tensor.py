@@ -60,7 +60,10 @@ class DeviceTensor:
         self._copy[...] = array
         dims = ctypes.c_int64 * max(1, array.ndim)
         self._shape = dims(*array.shape)
-        self._strides = dims(*(stride // size for stride in array.strides))
+        # numpy gives empty arrays strides of 0, which no tensor on the device has
+        filled = np.empty([max(n, 1) for n in array.shape], array.dtype)
+        strides = array.strides if array.size else filled.strides
+        self._strides = dims(*(stride // size for stride in strides))
         tensor = _DLTensor(
             self.memory.ctypes.data,
             *_CUDA,

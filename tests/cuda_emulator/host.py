@@ -57,6 +57,7 @@ def run_host(
     name: str,
     args: Sequence[np.ndarray | int | float],
     seed: int = 0,
+    caller: tvm.runtime.Module | None = None,
 ) -> list[Launch]:
     """Calls a host function with arrays that stand for tensors on the device.
 
@@ -66,6 +67,7 @@ def run_host(
         name: the function.
         args: arrays (written in place) and numbers.
         seed: see `Emulated.launch`.
+        caller: where the function is, if not in ``module``: it imports that.
 
     Returns: the launches in their order.
     Raises:
@@ -95,7 +97,7 @@ def run_host(
         module.clear_imports()
         module.import_module(tvm.runtime.load_module(str(emulated.path)))
         values = [tensors[i].tensor if i in tensors else arg for i, arg in enumerate(args)]
-        module[name](*values)
+        (caller or module)[name](*values)
     finally:
         slot.value = None
         module.clear_imports()

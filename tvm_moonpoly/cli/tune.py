@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvm_moonpoly.cli import tune_gpu
 from tvm_moonpoly.tuning import options
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Hand ``arguments`` to the stage."""
+    """Hand ``arguments`` to the stage, or to that of a GPU."""
+    if any(a.partition("=")[0] == tune_gpu.OPTION for a in arguments):
+        return tune_gpu.main(arguments)
     # wrong ones, and a call for help, need not wait for the stage, which loads tvm
     options.parsed(arguments)
     from tvm_moonpoly.tuning import stage

@@ -24,7 +24,10 @@ _NUMBERS = {
     DEVICE_TYPE: "int32",
 }
 
-CPU = 1
+CPU, CUDA = 1, 2
+
+#: What messages call the kinds of devices.
+DEVICES = {CPU: "the CPU", CUDA: "the GPU"}
 
 
 def number(tensor: Expr, field: int) -> Expr:

@@ -32,9 +32,12 @@ COUNT_BIT, ABSENT = 32, 15
 
 
 class Tensor:
-    """A tensor argument, checked to be float32 (or the given type) on the CPU."""
+    """A tensor argument, checked to be float32 (or the given type) on the CPU (or the given kind
+    of device)."""
 
-    def __init__(self, handle: Expr, name: str, dtype: str = FLOAT) -> None:
+    def __init__(
+        self, handle: Expr, name: str, dtype: str = FLOAT, device: int = dltensor.CPU
+    ) -> None:
         self.handle, self.name = handle, name
         require(
             tirx.Not(tirx.isnullptr(handle)), name, "must be a tensor, not None", kind="TypeError"
@@ -50,8 +53,8 @@ class Tensor:
             f"must be {dtype}",
             kind="TypeError",
         )
-        device = dltensor.number(handle, dltensor.DEVICE_TYPE)
-        require(device == dltensor.CPU, name, "must be on the CPU")
+        found = dltensor.number(handle, dltensor.DEVICE_TYPE)
+        require(found == device, name, f"must be on {dltensor.DEVICES[device]}")
         require(
             dltensor.number(handle, dltensor.BYTE_OFFSET) == tirx.const(0, "uint64"),
             name,

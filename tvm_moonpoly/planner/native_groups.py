@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.ir import PointerType, PrimType
-from tvm.tirx.script import builder as T
 
+from tvm_moonpoly.constants import constant_array
 from tvm_moonpoly.costmodel.tables import RESIDENCIES, SEGMENTS, TRIPS, CostTable, Level
 from tvm_moonpoly.emit import (
     INT,
@@ -85,16 +84,7 @@ class Layout:
 
 def bind_costs(layout: Layout) -> Pointer:
     """A view of the costs, which become part of the module that is being written; only once."""
-    numbers = layout.numbers
-    listed = ", ".join(f"i32 {number}" for number in numbers)
-    source = (
-        f"@{_SYMBOL}_data = private constant [{len(numbers)} x i32] [{listed}]\n"
-        f"define ptr @{_SYMBOL}() alwaysinline {{ ret ptr @{_SYMBOL}_data }}\n"
-    )
-    pointer = PointerType(PrimType(COST), "global")
-    with T.attr(tirx.const(0, COST), "pragma_import_llvm", source):
-        found = T.Bind(tirx.call_extern(pointer, _SYMBOL))
-    return Pointer.to(found, COST)
+    return constant_array(_SYMBOL, layout.numbers, 32)
 
 
 def segment_of(k: Expr) -> Expr:

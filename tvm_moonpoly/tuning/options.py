@@ -15,6 +15,7 @@ moonpoly tune --quick
 moonpoly tune --budget 10m --journal mine.jsonl --output mine.log.jsonl
 moonpoly tune --no-measure --journal mine.jsonl
 moonpoly tune --rpc 127.0.0.1:9190 --key servers --target znver4
+moonpoly tune --gpu nvidia-a100 --dry-run    (--gpu has options of its own)
 """
 
 #: Seconds of the longest budget: ten days.

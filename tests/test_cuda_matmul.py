@@ -1,0 +1,207 @@
+"""The product on a GPU, planned by its host function and run in the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_emulator import emulate, missing_compiler, run_host
+from numpy.lib.stride_tricks import as_strided
+
+from tvm_moonpoly.costmodel import cuda_analytic
+from tvm_moonpoly.costmodel.cuda import CudaTable
+from tvm_moonpoly.microkernels.cuda import (
+    GPUS,
+    CudaTile,
+    Epilogue,
+    Form,
+    cuda_source,
+    kernel_name,
+)
+from tvm_moonpoly.operators.cuda import Assembly, build
+from tvm_moonpoly.planner.cuda import spec
+from tvm_moonpoly.planner.cuda.spec import Axis, Product
+
+pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
+
+GPU = GPUS["nvidia-a100"]
+
+TILES = (
+    CudaTile(64, 64, 32, 2, 2, 3),
+    CudaTile(16, 64, 64, 1, 2, 4),
+    CudaTile(32, 64, 64, 1, 2, 3),
+)
+ANY = (CudaTile(32, 64, 32, 1, 2, 2, epilogue="elements"),)
+EPILOGUE = Epilogue(bias=True, activation="silu", residual=True)
+
+
+def assembly(form: Form, tiles: tuple[CudaTile, ...]) -> Assembly:
+    """With the costs of a GPU of three multiprocessors and quick launches: small shapes then take
+    several waves, and are cut."""
+    table = cuda_analytic.table(tiles, form, GPU)
+    kernels = tuple(replace(kernel, steps=kernel.steps[:1]) for kernel in table.kernels)
+    return Assembly(form, tiles, CudaTable(3, 1000, kernels))
+
+
+class Operator:
+    """The operator, compiled once, of which the launches go to the emulator."""
+
+    def __init__(self, transposed: bool, epilogue: Epilogue) -> None:
+        self.transposed, self.epilogue = transposed, epilogue
+        self.aligned = assembly(Form(b_transposed=transposed), TILES)
+        self.any = assembly(Form(b_transposed=transposed, aligned=False), ANY)
+        self.module = build("product", [self.aligned, self.any], epilogue)
+        (self.kernels,) = self.module.imports
+        self.emulated = emulate(cuda_source(self.kernels))
+
+    def launches(self, *args: np.ndarray) -> list[str]:
+        """The kernels that a call launched; the last array holds the result then."""
+        done = run_host(self.kernels, self.emulated, "product", args, caller=self.module)
+        return [launch.kernel.removesuffix("_kernel") for launch in done]
+
+    def check(self, batch: int, m: int, n: int, k: int, pad: int = 0) -> list[str]:
+        """A call against numpy; the names of the kernels it launched."""
+        rng = np.random.default_rng(m + n + k)
+
+        def some(*shape: int) -> np.ndarray:
+            # rows are ``pad`` elements further apart than they are long
+            *leading, last = shape
+            memory = rng.uniform(-1, 1, (*leading, last + pad)).astype(np.float16)
+            return memory[..., :last]
+
+        a, b = some(batch, m, k), some(batch, *((n, k) if self.transposed else (k, n)))
+        bias, residual, c = some(n).copy(), some(batch, m, n), some(batch, m, n)
+        extras = [bias] * self.epilogue.bias + [residual] * self.epilogue.residual
+        launched = self.launches(a, b, *extras, c)
+        right = b.swapaxes(1, 2) if self.transposed else b
+        expected = a.astype(np.float64) @ right.astype(np.float64)
+        if self.epilogue.bias:
+            expected = expected + bias + residual
+            expected = expected / (1 + np.exp(-expected))
+        np.testing.assert_allclose(c, expected, rtol=2e-3, atol=4e-3)
+        return launched
+
+
+@pytest.fixture(scope="module")
+def plain() -> Operator:
+    return Operator(transposed=False, epilogue=Epilogue())
+
+
+@pytest.fixture(scope="module")
+def fused() -> Operator:
+    return Operator(transposed=True, epilogue=EPILOGUE)
+
+
+SHAPES = [(1, 1, 64, 64), (1, 17, 72, 40), (2, 33, 136, 8), (1, 200, 72, 96), (3, 16, 64, 0)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_numpy(plain, shape):
+    assert plain.check(*shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_numpy_with_an_epilogue(fused, shape):
+    assert fused.check(*shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 7, 65, 3), (2, 31, 8, 33), (1, 64, 63, 64)])
+def test_what_is_not_aligned_goes_to_the_kernels_for_the_rest(plain, shape):
+    (launched,) = plain.check(*shape)
+    assert launched == kernel_name(ANY[0], plain.any.form)
+
+
+def test_rows_that_are_not_aligned_go_there_too(plain):
+    assert plain.check(1, 40, 64, 64, pad=8) != plain.check(1, 40, 64, 64, pad=3)
+
+
+def test_the_launches_are_those_of_the_plan(plain):
+    for m, n in ((1, 64), (40, 128), (200, 72), (330, 64), (64, 520), (129, 192)):
+        product = Product(m, n, 64)
+        plan = spec.plan(product, plain.aligned.table)
+        kernels = [TILES[region.kernel] for region in spec.regions(plan, product)]
+        assert plain.check(1, m, n, 64) == [kernel_name(t, plain.aligned.form) for t in kernels]
+
+
+@pytest.mark.parametrize("axis", [Axis.ROWS, Axis.COLUMNS])
+def test_two_regions_make_one_result(plain, fused, axis):
+    table = plain.aligned.table
+    sizes = [(m, n) for m in range(16, 400, 24) for n in range(64, 400, 24)]
+    m, n = next(s for s in sizes if spec.plan(Product(*s, 64), table).axis == axis)
+    assert len(plain.check(1, m, n, 64)) == 2
+    fused.check(1, m, n, 64)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 4), (1, 0, 4, 4), (1, 4, 0, 4)])
+def test_an_empty_result_launches_nothing(plain, shape):
+    assert plain.check(*shape) == []
+
+
+def test_heads_may_share_an_operand(plain):
+    rng = np.random.default_rng(0)
+    a = rng.uniform(-1, 1, (3, 24, 64)).astype(np.float16)
+    one = rng.uniform(-1, 1, (64, 72)).astype(np.float16)
+    b = as_strided(one, (3, 64, 72), (0, *one.strides))
+    c = np.zeros((3, 24, 72), np.float16)
+    plain.launches(a, b, c)
+    expected = a.astype(np.float64) @ one.astype(np.float64)
+    np.testing.assert_allclose(c, expected, rtol=2e-3, atol=4e-3)
+
+
+HALF = np.float16
+
+
+@pytest.mark.parametrize(
+    "a, b, c, message",
+    [
+        ((1, 4, 8), (1, 16, 8), (1, 4, 8), "b: dimension 1 is 16, .* it must be 8"),
+        ((1, 4, 8), (1, 8, 8), (2, 4, 8), "a: dimension 0 is 1, .* it must be 2"),
+        ((4, 8), (1, 8, 8), (1, 4, 8), "a: must have 3 dimensions, not 2"),
+        ((1, 4, 8), (1, 8, 8), (1, 4, 16), "b: dimension 2 is 8, .* it must be 16"),
+    ],
+)
+def test_bad_shapes_are_told(plain, a, b, c, message):
+    with pytest.raises(ValueError, match=message):
+        plain.launches(np.zeros(a, HALF), np.zeros(b, HALF), np.zeros(c, HALF))
+
+
+def test_a_wrong_dtype_is_told(plain):
+    a, b, c = np.zeros((1, 4, 8), HALF), np.zeros((1, 8, 8), HALF), np.zeros((1, 4, 8), np.float32)
+    with pytest.raises(TypeError, match="c: must be float16"):
+        plain.launches(a, b, c)
+
+
+def test_rows_of_scattered_elements_are_told(plain):
+    a = np.zeros((1, 4, 16), HALF)[..., ::2]
+    with pytest.raises(ValueError, match="a: elements of a row must be adjacent, not 2 apart"):
+        plain.launches(a, np.zeros((1, 8, 8), HALF), np.zeros((1, 4, 8), HALF))
+
+
+def test_what_is_too_large_is_told(plain):
+    b, c = np.zeros((1, 8, 8), HALF), np.zeros((1, 2, 8), HALF)
+    # pages that are never touched take no memory
+    far = as_strided(np.zeros((1 << 30) + 8, HALF), (1, 2, 8), (0, 1 << 31, 2))
+    with pytest.raises(ValueError, match="a: may span at most 1073741824 elements, not 1073741832"):
+        plain.launches(far, b, c)
+    many = as_strided(np.zeros(1, HALF), (70_000, 1, 1), (0, 2, 2))
+    with pytest.raises(ValueError, match="c: dimension 0 is 70000, at most 65535 is possible"):
+        plain.launches(many, many, many.copy())
+
+
+def test_a_cpu_tensor_is_told(plain):
+    import tvm
+
+    zeros = [tvm.runtime.tensor(np.zeros(s, HALF)) for s in ((1, 4, 8), (1, 8, 8), (1, 4, 8))]
+    with pytest.raises(ValueError, match="a: must be on the GPU"):
+        plain.module["product"](*zeros)
+
+
+def test_the_last_assembly_must_suit_all_calls():
+    aligned = assembly(Form(), TILES)
+    with pytest.raises(ValueError, match="assemblies: the last one must be of an unaligned form"):
+        build("product", [aligned])
+    with pytest.raises(ValueError, match="assemblies: dtypes and layout must be the same"):
+        build("product", [aligned, assembly(Form(b_transposed=True, aligned=False), ANY)])
+    with pytest.raises(ValueError, match="table: its kernels are not those of the tiles"):
+        Assembly(Form(), TILES[::-1], aligned.table)

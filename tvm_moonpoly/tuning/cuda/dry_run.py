@@ -1,0 +1,111 @@
+"""Everything of the offline stage for a GPU but the measuring: candidates, compiled and judged.
+
+What a compiler tells of a micro-kernel, registers, spills, shared memory, and what follows from it:
+how many blocks a multiprocessor holds, and a computed cost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tvm_moonpoly.costmodel import cuda_analytic
+from tvm_moonpoly.microkernels.cuda import (
+    CudaTile,
+    Form,
+    Gpu,
+    Occupancy,
+    Resources,
+    build,
+    candidates,
+    cuda_source,
+    kernel_name,
+    lower,
+    occupancy,
+    resources,
+    shared_bytes,
+)
+from tvm_moonpoly.planner.cuda.spec import Product, single
+from tvm_moonpoly.tuning.cuda.elite import elite
+
+#: The product that a kernel's share of the peak is computed for.
+_LARGE = Product(4096, 4096, 4096)
+
+FORMS = tuple(
+    Form(dtype, dtype, transposed, aligned)
+    for dtype in ("float16", "bfloat16")
+    for transposed in (False, True)
+    for aligned in (True, False)
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A micro-kernel as compiled for a GPU.
+
+    ``of_peak``: of the GPU's peak on a large product, computed and not measured; None where the
+    kernel is rejected, and ``reason`` says why.
+    """
+
+    tile: CudaTile
+    form: Form
+    resources: Resources
+    shared_bytes: int
+    occupancy: Occupancy
+    of_peak: float | None
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return kernel_name(self.tile, self.form)
+
+
+def shortlist(form: Form, gpu: Gpu, count: int) -> list[CudaTile]:
+    """``count`` tiles at most by which most products are near their best, by computed costs.
+
+    Raises ValueError when ``count`` is less than 1.
+    """
+    tiles = [t for t in candidates(form, gpu.arch) if cuda_analytic.resident(t, form, gpu)]
+    by_name = {kernel_name(tile, form): tile for tile in tiles}
+    chosen = elite(cuda_analytic.table(tiles, form, gpu), count)
+    return [by_name[kernel.name] for kernel in chosen]
+
+
+def compiled(
+    form: Form, tiles: list[CudaTile], gpu: Gpu, done: Callable[[], object] = lambda: None
+) -> Iterator[Candidate]:
+    """Each of ``tiles`` compiled for ``gpu``, in order; ``done`` is called after each.
+
+    Raises RuntimeError when nvcc is missing or does not accept a kernel's source.
+    """
+    limit = gpu.architecture.block_shared_bytes
+    sources = []
+    for tile in tiles:
+        function = build(tile, form, shared_limit=limit)
+        sources.append(cuda_source(lower({kernel_name(tile, form): function}, gpu.arch)))
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        told = pool.map(lambda source: resources(source, gpu.arch), sources)
+        for tile, found in zip(tiles, told, strict=True):
+            (taken,) = found.values()
+            yield _judged(tile, form, gpu, taken)
+            done()
+
+
+def _judged(tile: CudaTile, form: Form, gpu: Gpu, taken: Resources) -> Candidate:
+    shared = shared_bytes(tile, form) + taken.shared_bytes
+    held = occupancy(taken.registers, shared, tile.threads, gpu.architecture)
+    reason = ""
+    if taken.spill_stores or taken.spill_loads or taken.stack:
+        reason = "registers are spilled to memory"
+    elif not held.blocks:
+        reason = f"a block does not fit: {held.limit}"
+    of_peak = None
+    if not reason:
+        name = kernel_name(tile, form)
+        table = cuda_analytic.table([tile], form, gpu, {name: taken.registers})
+        seconds = single(0, _LARGE, table) * 1e-12
+        of_peak = 2 * _LARGE.m * _LARGE.n * _LARGE.k / seconds / (gpu.peak_tflops * 1e12)
+    return Candidate(tile, form, taken, shared, held, of_peak, reason)
