@@ -13,8 +13,9 @@ from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, looks_ahead
 from tvm_moonpoly.planner.plan import BMode
 
-#: For this many tiles of `CROWDED_ROWS` rows, crowded columns of B cost half as much as if they
-#: were packed. With more, they are brought anew for each but the first, at the price of packing.
+#: Reading crowded columns of B in place costs half a ``pack_rows`` a vector more, up to this many
+#: tiles of `CROWDED_ROWS` rows; with more, a whole one for each but the first, whatever the plan's
+#: tiles are.
 CROWDED_TILES, CROWDED_ROWS = 2, 4
 
 #: Bytes apart at which rows meet in the same places of a first-level cache: the size of a page on
@@ -24,10 +25,10 @@ PERIOD = 4096
 #: Lines that one place of a first-level cache holds at least, and of most second-level caches.
 WAYS = 8
 
-#: Where tiles look ahead: how much of what the second-level cache saves over memory the first tile
-#: of a group saves, in eighths, with as many tiles as panels and with fewer. Measured on products
-#: of 2 to 32 rows with 2 to 85 MB of weights: choices by them are 1.5 % slower than the best in the
-#: mean; 2.9 % if it saved all, 3.6 % if nothing.
+#: Where tiles look ahead: how much of what the second-level cache saves over where B lies the first
+#: tile of a group saves, in eighths, with as many tiles as panels and with fewer. Measured on
+#: products of 2 to 32 rows with 2 to 85 MB of weights: by these, choices are 1.5 % slower than the
+#: best in the mean; 2.9 % if it saved all, 3.6 % if nothing.
 FETCHED_ALL, FETCHED_SOME, EIGHTHS = 5, 3, 8
 
 #: Eighths of the third-level cache that rows of A may fill, and stay there: 12 MB stayed in 32 MiB,

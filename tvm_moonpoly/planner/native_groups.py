@@ -29,6 +29,7 @@ from tvm_moonpoly.emit import (
     minimum,
     scratch,
     select,
+    when,
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, looks_ahead
@@ -250,31 +251,50 @@ def _emit(
         usual = scratch(len(heights) + 2, INT)
         costs = {place: scratch(len(heights) + 2, INT) for place in at}
 
+        given = dict(zip(at, (near, far, again, far_ahead, again_ahead), strict=True))
+
+        def load(*places: str) -> None:
+            for h in heights:
+                start = layout.first(nv, form) + 2 * (h - 1)
+                for place in places:
+                    line = given[place][start], given[place][start + 1]
+                    costs[place][h] = line[0].astype(INT) + line[1].astype(INT) * depth
+
+        looking = [h for h in heights if looks_ahead(h, nv, form)]
+        ahead = ["_ahead"] if looking else []
+        load("near", *(f"far{each}" for each in ["", *ahead]))
+        with when(repeated > 0):
+            load(*(f"again{each}" for each in ["", *ahead]))
         for h in heights:
-            start = layout.first(nv, form) + 2 * (h - 1)
-            for place, given in zip(at, (near, far, again, far_ahead, again_ahead), strict=True):
-                costs[place][h] = given[start].astype(INT) + given[start + 1].astype(INT) * depth
             usual[h] = count * (costs["near"][h] + table.traffic.tile)
         # read, and multiplied by no tiles, when all tiles have the greatest height
         usual[len(heights) + 1] = as_int(0)
-        looking = [h for h in heights if looks_ahead(h, nv, form)]
         best, best_mr = as_int(INFINITE), as_int(tried[0])
         for mr in tried:
             small, large, number = (cell(tiles[3 * (mr - 1) + i]) for i in range(3))
             total = (number - large) * usual[small] + large * usual[small + 1]
             top = cell(select(large > 0, small + 1, small))
-            share = as_int(0)
+            sums, share = scratch(1, INT), as_int(0)
+            sums[0] = total
             if looking:
                 # the twin of `groups.fetched_share`
                 share = select(number >= nv, as_int(FETCHED_ALL), as_int(FETCHED_SOME))
                 share = cell(select(top >= looking[0], share, as_int(0)))
 
-            extra = {}
-            for place in ("far", "again"):
-                whole = (EIGHTHS - share) * costs[place][top]
-                whole = whole + share * costs[f"{place}_ahead"][top]
-                extra[place] = div(whole, EIGHTHS) - costs["near"][top]
-            total = cell(total + k_blocks * extra["far"] + repeated * extra["again"])
+            def add(
+                place: str, times: Expr, top: Expr = top, share: Expr = share, sums: Pointer = sums
+            ) -> None:
+                found = costs[place][top]
+                if looking:
+                    # the twin of `groups.arriving`
+                    whole = (EIGHTHS - share) * found + share * costs[f"{place}_ahead"][top]
+                    found = div(whole, EIGHTHS)
+                sums[0] = sums[0] + times * (found - costs["near"][top])
+
+            add("far", k_blocks)
+            with when(repeated > 0):
+                add("again", repeated)
+            total = cell(sums[0])
             better = total < best
             best = cell(select(better, total, best))
             best_mr = cell(select(better, mr, best_mr))

@@ -73,8 +73,8 @@ def candidates(product: Product, machine: Machine, table: CostTable) -> list[Cho
     """All plans that are weighed: for each blocking, reading of B and width of the main region,
     the best heights, and the tail region narrow or joined with the last group.
 
-    Past a single row, B that changes is streamed: no tile reads it faster, and weighing tiles takes
-    longer than many such products.
+    For one row of A, a B that changes is only streamed: no tile was measured to read it faster, and
+    weighing tiles takes longer than many such products.
     """
     if product.m == 1 and BMode.STREAM in READINGS[product.b_mode]:
         return [_streamed(product, machine, table)]
