@@ -11,6 +11,7 @@ from core_testing import valid
 from rich.console import Console
 from tuning_testing import MACHINE
 
+from tvm_moonpoly.costmodel.tables import BLOCKINGS
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.records import Record
@@ -39,7 +40,8 @@ def test_plans_are_valid_and_of_every_kind():
         assert PlanTask.from_json(task.to_json()) == task
     for stored, readings in READINGS.items():
         assert {t.plan.b_mode for t in tasks if t.product.b_mode == stored} == set(readings)
-    assert len({(t.plan.pack_a, t.plan.kc, t.plan.mc) for t in tasks}) == 6, "all blockings"
+    met = {(t.plan.pack_a, t.plan.kc, t.plan.mc) for t in tasks}
+    assert met == {(b.pack_a, b.kc, b.mc) for b in BLOCKINGS}
     tiles = {(t.plan.nv, t.plan.mr) for t in tasks if t.plan.b_mode != BMode.STREAM}
     assert {nv for nv, _ in tiles} == {r.nv for r in FAMILY}
     assert {mr for _, mr in tiles} == {r.mr for r in FAMILY}

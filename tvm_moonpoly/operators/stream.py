@@ -215,8 +215,9 @@ def _emit_dot(functions: Functions, name: str, lanes: int, together: int, in_ste
 
         def group(row: Expr, first: Expr, out: Expr) -> None:
             found: list[Expr] = []
-            for start in range(0, lanes, together):
-                columns = [let((first + start + j) * ldb) for j in range(together)]
+            count = min(together, lanes)
+            for start in range(0, lanes, count):
+                columns = [let((first + start + j) * ldb) for j in range(count)]
                 found += partial_sums(row, columns, in_step)
             c[vector(out + first, lanes)] = _sums_across(found)
 
