@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cuda_emulator import emulate, missing_compiler, run_host
+from cuda_testing import activate
 from numpy.lib.stride_tricks import as_strided
 
 from tvm_moonpoly.costmodel import cuda_analytic
@@ -77,8 +78,7 @@ class Operator:
         right = b.swapaxes(1, 2) if self.transposed else b
         expected = a.astype(np.float64) @ right.astype(np.float64)
         if self.epilogue.bias:
-            expected = expected + bias + residual
-            expected = expected / (1 + np.exp(-expected))
+            expected = activate(self.epilogue.activation, expected + bias + residual)
         np.testing.assert_allclose(c, expected, rtol=2e-3, atol=4e-3)
         return launched
 

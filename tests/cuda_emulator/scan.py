@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -23,43 +24,38 @@ def closing(code: str, opening: int) -> int:
     Raises:
         ValueError: if nothing closes it.
     """
-    depth = 0
-    i = opening
-    while i < len(code):
-        char = code[i]
-        if char == '"':
-            i = _end_of_string(code, i)
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-            if depth == 0:
-                return i
-        i += 1
+    for i, char, depth in _outside_strings(code, opening):
+        if depth == 0 and char in ")]}":
+            return i
     raise ValueError(f"nothing closes `{code[opening : opening + 40]}`")
 
 
 def split_top(code: str, separator: str) -> list[str]:
     """The parts between separators that stand outside all brackets and strings."""
-    parts, depth, begin, i = [], 0, 0, 0
-    while i < len(code):
-        char = code[i]
-        if char == '"':
-            i = _end_of_string(code, i)
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char == separator and depth == 0:
+    parts, begin = [], 0
+    for i, char, depth in _outside_strings(code, 0):
+        if char == separator and depth == 0:
             parts.append(code[begin:i])
             begin = i + 1
-        i += 1
     return [*parts, code[begin:]]
 
 
 def line_of(code: str, index: int) -> int:
     """The number of the line that holds `index`, from 1."""
     return code.count("\n", 0, index) + 1
+
+
+def _outside_strings(code: str, begin: int) -> Iterator[tuple[int, str, int]]:
+    """Each character outside strings: its index, itself, and the open brackets after it."""
+    depth, i = 0, begin
+    while i < len(code):
+        char = code[i]
+        if char == '"':
+            i = _end_of_string(code, i)
+        else:
+            depth += (char in "([{") - (char in ")]}")
+            yield i, char, depth
+        i += 1
 
 
 def _end_of_string(code: str, quote: int) -> int:

@@ -161,13 +161,18 @@ def packing(product: Product, machine: Machine, traffic: Traffic) -> int:
     return per_vector * product.k * ceil_div(product.n, machine.lanes)
 
 
+def kept_bytes(machine: Machine) -> int:
+    """The most that a block's rows of A may take and stay in the third-level cache."""
+    return machine.l3_bytes * A_EIGHTHS // EIGHTHS
+
+
 def a_again(product: Product, blocks: Blocks, groups: int, machine: Machine) -> int:
     """Vectors of A that come from memory again: all of them for each group of panels after the
     first, where the rows of a block do not stay in the third-level cache.
 
     They leave it before they fill it, as what is read of B and written to C is there as well.
     """
-    if blocks.rows * blocks.depth * 4 <= machine.l3_bytes * A_EIGHTHS // 8:
+    if blocks.rows * blocks.depth * 4 <= kept_bytes(machine):
         return 0
     return product.m * product.k // machine.lanes * (groups - 1)
 

@@ -31,10 +31,10 @@ from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner import native_groups, native_shares
 from tvm_moonpoly.planner.groups import (
-    A_EIGHTHS,
     CROWDED,
     CROWDED_ROWS,
     CROWDED_TILES,
+    kept_bytes,
     main_form,
 )
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
@@ -116,7 +116,7 @@ def _emit_with_blocks(
             common[0] = common[0] + edge + as_int(traffic.edge_row) * m * blocks.k_blocks
         shared = cell(common[0])
         # the twin of `groups.a_again`
-        kept = blocks.rows * blocks.depth * 4 <= machine.l3_bytes * A_EIGHTHS // 8
+        kept = blocks.rows * blocks.depth * 4 <= kept_bytes(machine)
         vectors_of_a = cell(select(kept, as_int(0), div(m * k, lanes)))
 
         def consider(nv: int, tail: Expr, tail_cost: Expr, tail_mr: Expr) -> None:

@@ -267,6 +267,16 @@ def _emit(
             load(*(f"again{each}" for each in ["", *ahead]))
         for h in heights:
             usual[h] = count * (costs["near"][h] + table.traffic.tile)
+
+        def more(place: str, top: Expr, share: Expr) -> Expr:
+            """What the first tile, of ``top`` rows, costs more than the others."""
+            found = costs[place][top]
+            if looking:
+                # the twin of `groups.arriving`
+                whole = (EIGHTHS - share) * found + share * costs[f"{place}_ahead"][top]
+                found = div(whole, EIGHTHS)
+            return found - costs["near"][top]
+
         # read, and multiplied by no tiles, when all tiles have the greatest height
         usual[len(heights) + 1] = as_int(0)
         best, best_mr = as_int(INFINITE), as_int(tried[0])
@@ -275,25 +285,14 @@ def _emit(
             total = (number - large) * usual[small] + large * usual[small + 1]
             top = cell(select(large > 0, small + 1, small))
             sums, share = scratch(1, INT), as_int(0)
-            sums[0] = total
             if looking:
                 # the twin of `groups.fetched_share`
                 share = select(number >= nv, as_int(FETCHED_ALL), as_int(FETCHED_SOME))
                 share = cell(select(top >= looking[0], share, as_int(0)))
 
-            def add(
-                place: str, times: Expr, top: Expr = top, share: Expr = share, sums: Pointer = sums
-            ) -> None:
-                found = costs[place][top]
-                if looking:
-                    # the twin of `groups.arriving`
-                    whole = (EIGHTHS - share) * found + share * costs[f"{place}_ahead"][top]
-                    found = div(whole, EIGHTHS)
-                sums[0] = sums[0] + times * (found - costs["near"][top])
-
-            add("far", k_blocks)
+            sums[0] = total + k_blocks * more("far", top, share)
             with when(repeated > 0):
-                add("again", repeated)
+                sums[0] = sums[0] + repeated * more("again", top, share)
             total = cell(sums[0])
             better = total < best
             best = cell(select(better, total, best))

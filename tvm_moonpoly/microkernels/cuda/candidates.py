@@ -7,6 +7,8 @@ from typing import Any
 
 from tvm_moonpoly.microkernels.cuda.gpus import architecture
 from tvm_moonpoly.microkernels.cuda.tile import (
+    BLOCK_M,
+    BLOCK_N,
     CHUNK,
     MMA,
     WARP,
@@ -35,8 +37,8 @@ def space(form: Form) -> dict[str, tuple[Any, ...]]:
         # N is then a multiple of 8 anyway
         paths = ("pairs", "shared")
     return {
-        "block_m": (16, 32, 64, 128, 256),
-        "block_n": (32, 64, 128, 256),
+        "block_m": BLOCK_M,
+        "block_n": BLOCK_N,
         "block_k": (32, 64, 128),
         "warps_m": (1, 2, 4),
         "warps_n": (1, 2, 4),

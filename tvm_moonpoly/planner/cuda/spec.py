@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tvm_moonpoly.costmodel.cuda import BlockCost, CudaTable
+from tvm_moonpoly.planner.groups import ceil_div
 
 
 class Axis(IntEnum):
@@ -65,10 +66,6 @@ class Choice:
 
     plan: Plan
     picoseconds: int
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def plan(product: Product, table: CudaTable) -> Plan:
