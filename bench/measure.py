@@ -172,7 +172,8 @@ def machine_facts() -> dict[str, Any]:
 
     return {
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        # of the machine, not those of them that this process was given
+        "cores": os.cpu_count() or 1,
         "caches": cpu_caches(),
         "system": platform.platform(),
         "python": platform.python_version(),

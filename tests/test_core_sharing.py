@@ -179,7 +179,15 @@ def test_the_price_of_a_cut_by_hand():
     machine = replace(AVX2, cores=2)
     plan = Plan(2, 5, 0, 0, False, BMode.PREPACKED)
     found = shares.cheapest_cut(plan, 320_000_000, Product(200, 128, 100), machine, table)
-    # a tile of a group takes 1 us, and a chunk 1 us. By columns, 2 chunks: 161 us and an eighth of
-    # that; 4: 2 x 81 us, and an eighth of one; 6, of which some have 2 groups: 2 x (53 + 1) us and
-    # 81 us and an eighth; 16, 20 tiles each: 8 x 21 us and an eighth of one
-    assert found == (2, 8, 170_625_000)
+    # a tile of a group takes 1 us, a chunk 0.5 us, and 2 ns a row where columns are cut. By column,
+    # 2 chunks: 160.9 us and an eighth of that; 6, of which some have 2 groups: 2 x 54.2 us and
+    # 80.9 us and an eighth; 16, 20 tiles each: 8 x 20.7 us and an eighth of one. By rows, 16, some
+    # with 3 tiles: 7 x 20.5 us, 24.5 us and an eighth of that, and a sixteenth of all
+    assert found == (2, 8, 168_187_500)
+
+
+def test_rows_are_cut_where_columns_would_meet_in_many_lines():
+    machine = replace(AVX2, cores=2)
+    plan = Plan(3, 4, 0, 0, False, BMode.PREPACKED)
+    found = shares.cheapest_cut(plan, 170_000_000, Product(3136, 96, 24), machine, shipped_table())
+    assert found.splits_n == 1

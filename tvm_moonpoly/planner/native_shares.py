@@ -30,6 +30,7 @@ from tvm_moonpoly.planner.shares import (
     LATE_PART,
     MOST,
     ROWS_PART,
+    SHARED_LINE,
     most_workers,
 )
 
@@ -79,7 +80,8 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
             second = cell(minimum(minimum(ceil_div(wanted, first), sizes[1]), MOST))
             splits_m, splits_n = (first, second) if by_rows else (second, first)
             more = div(pack_a, splits_m) + div(pack_b, splits_n)
-            more = cell(more + traffic.launch // CHUNK_PART)
+            lines = select(splits_n > 1, div(as_int(SHARED_LINE) * m, splits_m), as_int(0))
+            more = cell(more + traffic.launch // CHUNK_PART + lines)
             usual = div(work, splits_m * splits_n) + more
             largest_part = ceil_div(tiles, splits_m) * ceil_div(groups, splits_n)
             largest_chunk = cell(tile * largest_part + more)
