@@ -11,14 +11,16 @@ PIP_ARGS ?=
 
 # For `tune-a100` and its siblings: all but the measuring.
 DRY_RUN ?=
+# For `gpu-bundle`: the GPU that it is for.
+GPU ?= nvidia-h200
 
 BIN := $(VENV)/bin
 TUNE_GPU = $(BIN)/moonpoly tune --gpu nvidia-$(@:tune-%=%) $(if $(DRY_RUN),--dry-run) $(ARGS)
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 tune-rtx4090 \
-	bench-gemm bench-tables bench-planner bench-instructions notebooks clean need-compiler
+.PHONY: help run test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 tune-rtx4090 tune-rtx3090 gpu-logs \
+	bench-gemm bench-tables bench-planner bench-instructions gpu-bundle notebooks clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -59,6 +61,14 @@ tune-h200: need-compiler $(VENV)/.installed-tune ## The same for an H200
 tune-rtx4090: need-compiler $(VENV)/.installed-tune ## The same for an RTX 4090
 	$(TUNE_GPU)
 
+tune-rtx3090: need-compiler $(VENV)/.installed-tune ## The same for an RTX 3090
+	$(TUNE_GPU)
+
+gpu-logs: need-compiler $(VENV)/.installed-tune ## Write the GPUs' logs that ship anew: computed, not measured (needs nvcc)
+	for gpu in a100 h100 h200 rtx4090 rtx3090; do \
+		$(BIN)/moonpoly tune --gpu nvidia-$$gpu --dry-run --write --output tuning_logs || exit 1; \
+	done
+
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick")
 	$(BIN)/python -m bench.gemm $(ARGS)
 
@@ -70,6 +80,9 @@ bench-planner: need-compiler $(VENV)/.installed-planner ## The choices against t
 
 bench-instructions: need-compiler $(VENV)/.installed-run ## Instructions before the first micro-kernel (needs valgrind)
 	$(BIN)/python -m bench.instructions $(ARGS)
+
+gpu-bundle: need-compiler $(VENV)/.installed-tune ## All that measures on a GPU elsewhere (GPU=nvidia-a100 ARGS="--python 3.12")
+	$(BIN)/python -m bench.gpu --gpu $(GPU) $(ARGS)
 
 notebooks: need-compiler $(VENV)/.installed-notebooks ## Execute bench/notebooks again (ARGS="NAME", MOONPOLY_RETUNE=1)
 	$(BIN)/python -m bench.notebooks $(ARGS)

@@ -88,7 +88,7 @@ setup(
     ],
     package_dir={"tvm_moonpoly.tuning_logs": "tuning_logs"},
     package_data={
-        "tvm_moonpoly": ["py.typed"],
+        "tvm_moonpoly": ["py.typed", "operators/cuda/*.cc"],
         "relax_passes": ["py.typed"],
         "tvm_moonpoly.tuning_logs": ["**/*.json", "**/*.jsonl"],
     },

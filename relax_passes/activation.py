@@ -30,6 +30,11 @@ FUNCTIONS = {Op.get(f"relax.{name}"): name for name in ("erf", "tanh", "sigmoid"
 MAX_STEPS = 12  # the longest spelling, gelu_tanh with its cube as products, has 9 operators
 
 
+# The constants in spellings, and half a unit in the last place of the types that they are kept in.
+SPELLED_WITH = (math.sqrt(0.5), math.sqrt(2), math.sqrt(2 / math.pi), 0.044715)
+UNITS = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
 @dataclass(frozen=True)
 class Match:
     """`output = activation(input)`."""
@@ -88,10 +93,16 @@ def _polynomial_of(
 
 
 def _scalar(expr: Expr) -> Polynomial | None:
-    if isinstance(expr, GenericConst) and str(expr.value.dtype) == "float32":
-        array = expr.value.numpy()
-        return poly.constant(float(array.reshape(()))) if array.size == 1 else None
-    return None
+    dtype = str(expr.value.dtype) if isinstance(expr, GenericConst) else ""
+    if dtype not in UNITS:
+        return None
+    array = expr.value.numpy()
+    if array.size != 1:
+        return None
+    value = float(array.reshape(()))
+    # rounded to the tensors' type, it no longer has the digits by which it is known
+    near = (known for known in SPELLED_WITH if abs(value - known) <= known * UNITS[dtype])
+    return poly.constant(next(near, value))
 
 
 def _apply(op: Op, operands: list[Polynomial]) -> Polynomial | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
@@ -15,7 +15,7 @@ from tvm_moonpoly.operators import MAX_OPERANDS, MAX_STEPS, Activation, Chain, S
 from .activation import match_activation
 from .bindings import Bindings
 from .match import PERMUTE_DIMS, permutation
-from .shapes import dims, is_float32, known_dims, same_dim, same_tensor
+from .shapes import dims, dtype_of, known_dims, same_dim, same_tensor
 
 #: Operators of two tensors, as steps on the first operand and on the second one.
 BINARY = {
@@ -64,8 +64,15 @@ def chain(links: Sequence[Link]) -> Chain:
     return Chain(tuple(steps))
 
 
-def match_epilogue(var: Var, bindings: Bindings) -> Epilogue:
-    """The longest epilogue after the matmul `var`.
+def fits_chain(links: Sequence[Link]) -> bool:
+    """Whether a chain of the packed functions has room for `links`."""
+    return len(links) <= MAX_STEPS and len(operands(links)) <= MAX_OPERANDS
+
+
+def match_epilogue(
+    var: Var, bindings: Bindings, accepts: Callable[[Sequence[Link]], bool] = fits_chain
+) -> Epilogue:
+    """The longest epilogue after the matmul `var` of which each beginning is accepted.
 
     All operands are then read where the epilogue ends, so that nothing may write before that.
     """
@@ -74,7 +81,7 @@ def match_epilogue(var: Var, bindings: Bindings) -> Epilogue:
         longer = _next(epilogue, bindings)
         if longer is None or not bindings.undisturbed(var, longer.last):
             return epilogue
-        if len(longer.links) > MAX_STEPS or len(operands(longer.links)) > MAX_OPERANDS:
+        if not accepts(longer.links):
             return epilogue
         epilogue = longer
 
@@ -110,7 +117,9 @@ def _binary(call: Call, last: Var) -> list[Link]:
     first, second = BINARY[call.op]
     a, b = call.args
     step, other = (first, b) if last.same_as(a) else (second, a)
-    if step is None or not isinstance(other, Var | GenericConst) or not is_float32(other):
+    if step is None or not isinstance(other, Var | GenericConst):
+        return []
+    if dtype_of(other) != dtype_of(last):
         return []
     return [] if dims(other) is None else [Link(step, other)]
 

@@ -144,7 +144,7 @@ def _weight(expr: Expr, var: Var, bindings: Bindings) -> Operand | None:
     parameter, which may be transposed."""
     if len(known_dims(expr)) != 2:
         return None
-    definitions = _definitions(Operand(expr, (0, 1)), var, bindings)
+    definitions = stored_as(Operand(expr, (0, 1)), var, bindings)
     for each in definitions:
         if isinstance(each.stored, GenericConst):
             return each if 0 not in each.stored.value.shape else None
@@ -165,14 +165,14 @@ def _through_permutes(expr: Expr, var: Var, bindings: Bindings, column: bool) ->
     if ndim == 1:
         return Operand(expr, (0, None) if column else (None, 0))
     best = Operand(expr, tuple(range(ndim)))
-    for operand in _definitions(best, var, bindings):
+    for operand in stored_as(best, var, bindings):
         adjacent = ndim - 1 in operand.axes[-2:]
         if adjacent and bindings.reaches(operand.stored, bindings.block[var]):
             best = operand
     return best
 
 
-def _definitions(operand: Operand, var: Var, bindings: Bindings) -> Iterator[Operand]:
+def stored_as(operand: Operand, var: Var, bindings: Bindings) -> Iterator[Operand]:
     """`operand` of `var`, then what it is made from by `permute_dims`, the permutations composed,
     as far as `var` can read that in place of `operand`."""
     permuted, stored = None, operand.stored
@@ -184,7 +184,7 @@ def _definitions(operand: Operand, var: Var, bindings: Bindings) -> Iterator[Ope
     if bindings.undisturbed(permuted, var):
         axes = permutation(stored, len(operand.axes))
         composed = tuple(axes[i] for i in operand.axes if i is not None)
-        yield from _definitions(Operand(stored.args[0], composed), var, bindings)
+        yield from stored_as(Operand(stored.args[0], composed), var, bindings)
 
 
 def permutation(call: Call, ndim: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from . import plan_memory
 from .check_reshapes import CheckReshapes
+from .cuda import CompileKernels
 from .host_code import KeepHostCode
 from .own_variables import OwnVariables
 from .polymerize import PolymerizeDynamicOps
@@ -30,15 +31,16 @@ def pipeline(
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
 
     It is TVM's own default pipeline for `target`, with the dynamic matmuls taken out first.
-    `report`, if given, is told what became of each of them.
+    `report`, if given, is told what became of each of them. For CUDA, matmuls of half precision
+    are taken out, and all kernels are compiled to machine code here.
 
-    * `schedule_memory_bound`: a schedule for the functions that remain between them.
+    * `schedule_memory_bound`: a schedule for the functions that remain between them, on CPUs.
     * `static`: take out static matmuls as well, unless the MetaSchedule database in context has
       a record for them.
     * `lift_parameters`: pack weights that are parameters once, in `NAME_transform_params`, whose
       results the function `NAME` then takes in their place (`LiftTransformParams`).
     * `verify`: compare each call with TVM's own operators, and raise where they differ by more
-      than rounding explains.
+      than rounding explains; on CPUs.
     * `check_reshapes`: raise where a reshape at the call loses elements.
     """
     target = Target(target)
@@ -55,16 +57,21 @@ def pipeline(
             polymerize,
             *([relax.transform.LiftTransformParams()] if lift_parameters else []),
             # Phase 2 and later. Everything else.
-            *(
-                _cpu_passes(target, schedule_memory_bound)
-                if target.kind.name == "llvm"
-                else [_tvm_pipeline(target)]
-            ),
+            *_passes_for(target, schedule_memory_bound),
         ]
         with target:
             return tvm.transform.Sequential(passes)(mod)
 
     return _pipeline
+
+
+def _passes_for(target: Target, schedule_memory_bound: bool) -> list[tvm.transform.Pass]:
+    kind = str(target.kind.name)
+    if kind == "llvm":
+        return _cpu_passes(target, schedule_memory_bound)
+    if kind == "cuda":
+        return [_tvm_pipeline(target), CompileKernels(target), KeepHostCode()]
+    return [_tvm_pipeline(target)]
 
 
 def _tvm_pipeline(target: Target) -> tvm.transform.Pass:

@@ -8,13 +8,12 @@ from tvm.target import Target
 
 from tvm_moonpoly import operators
 
+from . import cuda
 from .bindings import is_claimed
-from .functions import with_functions
+from .functions import with_externals, with_functions
 from .packing import Packing
 from .report import Report
 from .rewrite import Options, leave_function, rewrite_function
-
-EXTERNAL_MODS = "external_mods"  # runtime modules that TVM links into the executable
 
 
 @tvm.transform.module_pass(opt_level=0, name="PolymerizeDynamicOps")
@@ -45,6 +44,8 @@ class PolymerizeDynamicOps:
         self.options = Options(static, pack_parameters, verify)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if str(self.target.kind.name) == "cuda":
+            return cuda.polymerize(mod, self.target, self.options, self.report)
         unsupported = operators.supported(self.target)
         packing = None if unsupported is not None else Packing(self.target)
         changed = {}
@@ -62,13 +63,4 @@ class PolymerizeDynamicOps:
                     changed[gv] = new
         if not changed:
             return mod
-        return _attach_library(with_functions(mod, changed), self.target)
-
-
-def _attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """`mod` with the operator library among its external modules, once."""
-    attached = list((mod.attrs or {}).get(EXTERNAL_MODS) or [])
-    library = operators.library(target).module
-    if any(each.same_as(library) for each in attached):
-        return mod
-    return mod.with_attr(EXTERNAL_MODS, [*attached, library])
+        return with_externals(with_functions(mod, changed), operators.library(self.target).module)

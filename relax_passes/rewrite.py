@@ -59,11 +59,11 @@ def rewrite_function(
         value = found.value
         if options.verify:
             value = verified(var, before[var], found, packing)
-        _replace(found.last, value, bindings)
+        replace(found.last, value, bindings)
         report.add(Entry(name, "matmul", shapes, "rewritten", found.detail))
     new = {v: call for v, call in bindings.value.items() if not call.same_as(before[v])}
     return (
-        _Rebuild(mod, new, before.keys() - bindings.value.keys()).visit_expr(func) if new else func
+        Rebuild(mod, new, before.keys() - bindings.value.keys()).visit_expr(func) if new else func
     )
 
 
@@ -96,7 +96,7 @@ def _tuned(bindings: Bindings, packing: Packing) -> set[Var]:
     return found
 
 
-def _replace(last: Var, value: Call, bindings: Bindings) -> None:
+def replace(last: Var, value: Call, bindings: Bindings) -> None:
     """Bind `last` to the call `value`, and drop what only its old value needed."""
     old = bindings.value[last]
     bindings.rebind(last, value)
@@ -111,7 +111,7 @@ def _drop_operands(value: relax.Expr, bindings: Bindings) -> None:
 
 
 @mutator
-class _Rebuild(PyExprMutator):
+class Rebuild(PyExprMutator):
     """Puts the new calls in place, and leaves out the dropped bindings."""
 
     def __init__(self, mod: tvm.IRModule, calls: dict[Var, Call], dropped: set[Var]) -> None:

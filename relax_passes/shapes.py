@@ -69,18 +69,14 @@ def product_shape(a: list[Expr], b: list[Expr]) -> list[Expr]:
     return batch + ([a[-2]] if len(a) > 1 else []) + ([b[-1]] if len(b) > 1 else [])
 
 
-def is_float32(expr: Expr) -> bool:
-    """Whether `expr` is a tensor known to hold float32."""
-    return dtype_of(expr) == "float32"
-
-
 def same_tensor(a: Expr, b: Expr) -> bool:
-    """Whether both are float32 tensors of provably the same shape: no broadcast between them."""
+    """Whether both are tensors of one type and provably the same shape: no broadcast between
+    them."""
     left, right = dims(a), dims(b)
     if left is None or right is None or len(left) != len(right):
         return False
     equal = all(same_dim(m, n) for m, n in zip(left, right, strict=True))
-    return equal and is_float32(a) and is_float32(b)
+    return equal and dtype_of(a) == dtype_of(b)
 
 
 def show(*operands: Expr) -> str:

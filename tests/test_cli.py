@@ -427,7 +427,11 @@ def test_explain_types_without_plans(ok, run, dtype):
         ('{"kind": ', "--target: it is not JSON: "),
         ('{"kind": "llvm", "num-cores": 0}', "--target: num-cores must be from 1 to 4096, not 0"),
         ('{"kind": "llvm", "num-cores": -3}', "--target: num-cores must be from 1 to 4096, not"),
-        ('{"kind": "cuda", "arch": "sm_80"}', "target: no micro-kernels for target kind 'cuda'"),
+        (
+            '{"kind": "cuda", "arch": "sm_75"}',
+            "--target: micro-kernels for GPUs are made",
+        ),
+        ('{"kind": "metal"}', "target: no micro-kernels for target kind 'metal'"),
         ('{"kind": "llvm"}', "target: CPU 'generic' has none of the vector units"),
     ],
 )

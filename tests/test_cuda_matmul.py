@@ -20,7 +20,7 @@ from tvm_moonpoly.microkernels.cuda import (
     cuda_source,
     kernel_name,
 )
-from tvm_moonpoly.operators.cuda import Assembly, build
+from tvm_moonpoly.operators.cuda import Assembly, build, matmul
 from tvm_moonpoly.planner.cuda import spec
 from tvm_moonpoly.planner.cuda.spec import Axis, Product
 
@@ -53,12 +53,11 @@ class Operator:
         self.aligned = assembly(Form(b_transposed=transposed), TILES)
         self.any = assembly(Form(b_transposed=transposed, aligned=False), ANY)
         self.module = build("product", [self.aligned, self.any], epilogue)
-        (self.kernels,) = self.module.imports
-        self.emulated = emulate(cuda_source(self.kernels))
+        self.emulated = emulate(cuda_source(self.module))
 
     def launches(self, *args: np.ndarray) -> list[str]:
         """The kernels that a call launched; the last array holds the result then."""
-        done = run_host(self.kernels, self.emulated, "product", args, caller=self.module)
+        done = run_host(self.module, self.emulated, "product", args)
         return [launch.kernel.removesuffix("_kernel") for launch in done]
 
     def check(self, batch: int, m: int, n: int, k: int, pad: int = 0) -> list[str]:
@@ -149,16 +148,48 @@ def test_heads_may_share_an_operand(plain):
     np.testing.assert_allclose(c, expected, rtol=2e-3, atol=4e-3)
 
 
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        ((64,), (64, 72)),
+        ((2, 3, 5, 64), (64, 72)),
+        ((2, 0, 64), (64, 72)),
+        ((2, 3, 24, 64), (2, 3, 64, 72)),
+        ((24, 64), (2, 3, 64, 8)),
+        ((2, 3, 24, 64), (1, 1, 64, 72)),
+    ],
+)
+def test_any_number_of_dimensions(plain, a, b):
+    rng = np.random.default_rng(len(a))
+    a, b = (rng.uniform(-1, 1, shape).astype(np.float16) for shape in (a, b))
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    c = np.full(expected.shape, 7, np.float16)
+    assert bool(plain.launches(a, b, c)) == bool(c.size)
+    np.testing.assert_allclose(c, expected, rtol=2e-3, atol=4e-3)
+
+
+def test_rows_of_several_dimensions_are_evenly_spaced(plain):
+    memory = np.random.default_rng(0).uniform(-1, 1, (3, 5, 72)).astype(np.float16)
+    a, b, c = memory[..., :64], np.ones((64, 8), HALF), np.zeros((3, 5, 8), HALF)
+    plain.launches(a, b, c)
+    np.testing.assert_allclose(c[..., 0], a.astype(np.float64).sum(-1), rtol=2e-3, atol=4e-3)
+    with pytest.raises(ValueError, match="a: rows must be evenly spaced in memory"):
+        plain.launches(memory[:, :4, :64], b, c[:, :4])
+
+
 HALF = np.float16
 
 
 @pytest.mark.parametrize(
     "a, b, c, message",
     [
-        ((1, 4, 8), (1, 16, 8), (1, 4, 8), "b: dimension 1 is 16, .* it must be 8"),
-        ((1, 4, 8), (1, 8, 8), (2, 4, 8), "a: dimension 0 is 1, .* it must be 2"),
-        ((4, 8), (1, 8, 8), (1, 4, 8), "a: must have 3 dimensions, not 2"),
-        ((1, 4, 8), (1, 8, 8), (1, 4, 16), "b: dimension 2 is 8, .* it must be 16"),
+        ((1, 4, 8), (1, 16, 8), (1, 4, 8), "b: it has 16 rows .*, by a it must have 8"),
+        ((1, 4, 8), (1, 8, 8), (2, 4, 8), "c: it is 2 matrices, by a and b it must be 1"),
+        ((3, 4, 8), (2, 8, 8), (3, 4, 8), "b: it is 2 matrices, by c it must be 3"),
+        ((3, 4, 8), (8, 8), (2, 4, 8), "a: it has 12 rows, by c it must have 8"),
+        ((8,), (1, 8, 8), (1, 1, 8), "a: must have at least 2 dimensions, as B has more"),
+        ((1, 4, 8), (8,), (1, 4, 8), "b: must have at least 2 dimensions, not 1"),
+        ((1, 4, 8), (1, 8, 8), (1, 4, 16), "b: it gives 8 columns, by c it must give 16"),
     ],
 )
 def test_bad_shapes_are_told(plain, a, b, c, message):
@@ -182,11 +213,16 @@ def test_what_is_too_large_is_told(plain):
     b, c = np.zeros((1, 8, 8), HALF), np.zeros((1, 2, 8), HALF)
     # pages that are never touched take no memory
     far = as_strided(np.zeros((1 << 30) + 8, HALF), (1, 2, 8), (0, 1 << 31, 2))
-    with pytest.raises(ValueError, match="a: may span at most 1073741824 elements, not 1073741832"):
+    with pytest.raises(ValueError, match="a: a matrix may span 1073741824 elements, not"):
         plain.launches(far, b, c)
-    many = as_strided(np.zeros(1, HALF), (70_000, 1, 1), (0, 2, 2))
-    with pytest.raises(ValueError, match="c: dimension 0 is 70000, at most 65535 is possible"):
-        plain.launches(many, many, many.copy())
+
+
+@pytest.mark.parametrize("limit, most", [("MAX_BATCH", 2), ("MAX_OPERAND_ELEMENTS", 64 * 72 * 2)])
+def test_products_beyond_what_a_launch_can_have_are_several(monkeypatch, limit, most):
+    monkeypatch.setattr(matmul, limit, most)
+    small = Operator(transposed=False, epilogue=Epilogue())
+    assert len(small.check(5, 24, 72, 64)) == 3
+    assert len(small.check(1, 24, 72, 64)) == 1
 
 
 def test_a_cpu_tensor_is_told(plain):

@@ -9,7 +9,7 @@ import pytest
 from tvm_moonpoly.cli import tune_gpu
 from tvm_moonpoly.cli.command import main
 from tvm_moonpoly.microkernels.cuda import GPUS, CudaTile, Form, find_nvcc
-from tvm_moonpoly.tuning.cuda import dry_run
+from tvm_moonpoly.tuning.cuda import computed, dry_run
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 
@@ -39,10 +39,41 @@ def test_a_candidate_is_judged_by_what_the_compiler_tells():
 
 def test_spills_and_blocks_that_do_not_fit_are_rejected():
     tile = CudaTile(64, 64, 32, 2, 2, 3)
-    spilled = dry_run._judged(tile, Form(), A100, dry_run.Resources(255, 0, 8, 8, 0))
+    spilled = dry_run.judged(tile, Form(), A100, dry_run.Resources(255, 0, 8, 8, 0))
     assert (spilled.of_peak, spilled.reason) == (None, "registers are spilled to memory")
-    large = dry_run._judged(tile, Form(), A100, dry_run.Resources(64, 200 << 10, 0, 0, 0))
+    large = dry_run.judged(tile, Form(), A100, dry_run.Resources(64, 200 << 10, 0, 0, 0))
     assert (large.of_peak, large.reason) == (None, "a block does not fit: shared memory")
+
+
+def test_what_is_rejected_is_replaced():
+    """By the next best, of another tile."""
+    seen = []
+
+    def compile(form, tiles):
+        seen.extend(tiles)
+        return [
+            dry_run.judged(t, form, A100, dry_run.Resources(90, 0, 8 * (t.block_m == 32), 0, 0))
+            for t in tiles
+        ]
+
+    chosen, rejected = computed.shortlist(Form(), A100, 4, compile)
+    assert len(chosen) == 4 and rejected and len(seen) == len(set(seen))
+    assert all(c.tile.block_m != 32 and not c.reason for c in chosen)
+    assert all(c.tile.block_m == 32 and c.reason for c in rejected)
+
+
+def test_computed_logs_have_all_kinds_of_kernels():
+    def compile(form, tiles):
+        return [dry_run.judged(t, form, A100, dry_run.Resources(90, 0, 0, 0, 0)) for t in tiles]
+
+    kernels = computed.of_form(Form(b_transposed=True), A100, compile, computed.Counts())
+    paths = [kernel.tile.epilogue for kernel in kernels]
+    assert paths[:8] == ["pairs"] * 8 and set(paths) == {"pairs", "shared", "elements"}
+    assert len({kernel.name for kernel in kernels}) == len(kernels)
+    assert {(64, 64), (128, 128), (256, 128)} <= {
+        (kernel.tile.block_m, kernel.tile.block_n) for kernel in kernels
+    }
+    assert all(k.static.registers == 90 and not k.measured for k in kernels)
 
 
 @needs_nvcc

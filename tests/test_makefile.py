@@ -54,8 +54,8 @@ def test_help_lists_every_target(arguments: tuple[str, ...]) -> None:
     result = make(*arguments)
     assert result.returncode == 0, result.stderr
     targets = "help run test lint fuzz tune-cpu bench-gemm bench-planner bench-instructions"
-    gpus = ["tune-a100", "tune-h100", "tune-h200", "tune-rtx4090"]
-    for name in [*targets.split(), *gpus, "test-emulator", "notebooks", "clean"]:
+    gpus = ["tune-a100", "tune-h100", "tune-h200", "tune-rtx4090", "tune-rtx3090", "gpu-logs"]
+    for name in [*targets.split(), *gpus, "test-emulator", "gpu-bundle", "notebooks", "clean"]:
         assert f"make {name} " in result.stdout
 
 
@@ -70,6 +70,7 @@ def test_help_lists_every_target(arguments: tuple[str, ...]) -> None:
         "bench-gemm",
         "bench-planner",
         "bench-instructions",
+        "gpu-bundle",
         "notebooks",
     ],
 )
@@ -87,6 +88,10 @@ def test_tuning_a_gpu_names_it() -> None:
     command = make("-n", "tune-rtx4090", "DRY_RUN=1", "ARGS=--count 4").stdout.splitlines()[-1]
     assert command.split()[1:] == ["tune", "--gpu", "nvidia-rtx4090", "--dry-run", "--count", "4"]
     assert "--dry-run" not in make("-n", "tune-a100").stdout
+    bundle = make("-n", "gpu-bundle", "GPU=nvidia-a100", "ARGS=--python 3.12").stdout
+    assert bundle.splitlines()[-1].split()[1:] == [
+        "-m", "bench.gpu", "--gpu", "nvidia-a100", "--python", "3.12"
+    ]  # fmt: skip
 
 
 def test_compiler_in_cxx_must_exist(tools: Path) -> None:

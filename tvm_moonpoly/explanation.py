@@ -169,14 +169,25 @@ def explain(
     batch: int = 1,
     threads: int | None = None,
     constant_weights: bool = True,
+    *,
+    dtype: str = "float16",
+    b_transposed: bool = False,
 ) -> str:
     """The plan for ``batch`` products of (m, k) by (k, n) as text, with its predicted cost.
 
     ``target`` is this machine's by default, ``threads`` the target's cores. ``constant_weights``
-    says that B was packed at compile time; otherwise it changes from call to call.
+    says that B was packed at compile time; otherwise it changes from call to call. On a GPU, which
+    knows neither, ``dtype`` of the operands is float16 or bfloat16, and ``b_transposed`` says that
+    B is stored as (n, k).
 
     Raises ValueError for sizes below 1 and for targets without micro-kernels.
     """
+    if target is not None and str(Target(target).kind.name) == "cuda":
+        from tvm_moonpoly import explanation_cuda
+
+        return explanation_cuda.text(
+            explanation_cuda.explained(m, n, k, Target(target), batch, dtype, b_transposed)
+        )
     from tvm_moonpoly.explanation_text import text
 
     return text(explained(m, n, k, target, batch, threads, constant_weights))

@@ -21,6 +21,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.target import Target
+from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes
 
 PIPELINE = "moonpoly_native"
@@ -50,8 +51,16 @@ def _native_pipeline() -> tuple[Any, Any, Any]:
     return tvm.ir.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
 
 
-def build(module: tvm.IRModule, target: Target, marks: Mapping[str, Sequence[str]] = _NONE) -> Any:
+def build(
+    module: tvm.IRModule,
+    target: Target,
+    marks: Mapping[str, Sequence[str]] = _NONE,
+    lowered: tvm.IRModule | None = None,
+) -> Any:
     """Compile ``module`` for the CPU ``target`` to one LLVM runtime module.
+
+    ``lowered``: host functions that another pipeline has made ready for the code generator; they
+    become part of the same module, so that packed calls by name reach them.
 
     ``marks``: private functions by the LLVM attribute that they are given: those that are
     ``noinline``, those to which nothing leads that is often done (``cold``), those that are to be
@@ -60,12 +69,17 @@ def build(module: tvm.IRModule, target: Target, marks: Mapping[str, Sequence[str
     tirx.register_tir_pipeline(PIPELINE, _native_pipeline)
     # a context of its own: what the user switched off in theirs is about their model
     with tvm.transform.PassContext():
-        return _build(module, target, marks)
+        return _build(module, target, marks, lowered)
 
 
-def _build(module: tvm.IRModule, target: Target, marks: Mapping[str, Sequence[str]]) -> Any:
+def _build(
+    module: tvm.IRModule,
+    target: Target,
+    marks: Mapping[str, Sequence[str]],
+    lowered: tvm.IRModule | None,
+) -> Any:
     if not any(marks.values()):
-        return tirx.build(module, target=target, pipeline=PIPELINE)
+        return _compiled(module, target, lowered)
     with tempfile.TemporaryDirectory() as folder:
         attributes = Path(folder) / "attributes.csv"
         # the names that tvm's code generator gives to private functions
@@ -76,8 +90,19 @@ def _build(module: tvm.IRModule, target: Target, marks: Mapping[str, Sequence[st
             *config.get("cl-opt", []),
             f"-forceattrs-csv-path:string={attributes}",
         ]
-        built = tirx.build(module, target=Target(config), pipeline=PIPELINE)
+        built = _compiled(module, Target(config), lowered)
         return _with_target(built, target, Path(folder))
+
+
+def _compiled(module: tvm.IRModule, target: Target, lowered: tvm.IRModule | None) -> Any:
+    if lowered is None:
+        return tirx.build(module, target=target, pipeline=PIPELINE)
+    passes, finalize_host, _ = _native_pipeline()
+    bound = tirx.transform.BindTarget(target.with_host(target))(module)
+    host, _ = split_host_device_mods(passes(bound))
+    host = finalize_host()(host)
+    host.update(lowered)
+    return tir_to_runtime(host, {}, target)
 
 
 def _with_target(built: Any, target: Target, folder: Path) -> Any:

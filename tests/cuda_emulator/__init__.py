@@ -1,7 +1,8 @@
 """CUDA kernels as TVM prints them, run on the CPU: a test tool that needs g++ and no GPU.
 
 `emulate` compiles a source, `Emulated.launch` runs one of its kernels, `run_host` runs generated
-host code with its launches. It says whether a kernel is right, not how fast it is.
+host code with its launches, and `machine.Machine` whole executables on TVM's virtual machine. It
+says whether a kernel is right, not how fast it is.
 
 Each CUDA thread is a fiber; warps and blocks run in an order that the seed shuffles. Modelled are
 ldmatrix, mma.sync m16n8k16 (float16, bfloat16, sums in float32), cp.async, barriers, shuffles and

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,48 @@ class _Any(ctypes.Structure):
 _FLOAT = 3  # the type index of floats in packed calls
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(_Any), ctypes.c_int)
 
+#: The tensor's memory that an address is in, or None.
+Find = Callable[[int], np.ndarray | None]
+
+
+class Launcher:
+    """Takes the launches of host code and gives them to the emulator.
+
+    Attributes:
+        launches: those that were done.
+        failure: what the first one raised that failed; none is done after it.
+    """
+
+    def __init__(self, find: Find, seed: int = 0) -> None:
+        self.launches: list[Launch] = []
+        self.failure: Exception | None = None
+        self._find = find
+        self._seed = seed
+        self._kernels: dict[str, tuple[Emulated, list[str]]] = {}
+        self._callback = _CALLBACK(self._launch)
+
+    def add(self, emulated: Emulated, tags: dict[str, list[str]]) -> None:
+        """Make kernels of `emulated` known, by name, with what follows their arguments."""
+        self._kernels.update({name: (emulated, each) for name, each in tags.items()})
+
+    def listen(self, emulated: Emulated) -> ctypes.c_void_p:
+        """Take the launches of all that was compiled with the runtime of `emulated` from now on;
+        what is returned ends that when its value is set to None."""
+        slot = ctypes.c_void_p.in_dll(emulated.runtime, "emu_host_launch")
+        slot.value = ctypes.cast(self._callback, ctypes.c_void_p).value
+        return slot
+
+    def _launch(self, kernel_name: bytes, values: ctypes.Array[_Any], count: int) -> None:
+        if self.failure is not None:
+            return
+        try:
+            emulated, tags = self._kernels[kernel_name.decode()]
+            kernel = emulated.kernels[kernel_name.decode()]
+            done = _launch(kernel, tags, values[:count], emulated, self._find, self._seed)
+            self.launches.append(done)
+        except Exception as error:  # noqa: BLE001 (it must not cross C code)
+            self.failure = error
+
 
 def run_host(
     module: tvm.runtime.Module,
@@ -74,25 +116,10 @@ def run_host(
         Fault: of the first launch that has one.
     """
     tensors = {i: DeviceTensor(arg) for i, arg in enumerate(args) if isinstance(arg, np.ndarray)}
-    tags = _launch_tags(module, emulated)
-    launches: list[Launch] = []
-    failure: list[Exception] = []
-
-    def launch(kernel_name: bytes, values: ctypes.Array[_Any], count: int) -> None:
-        if failure:
-            return
-        try:
-            kernel = emulated.kernels[kernel_name.decode()]
-            launches.append(
-                _launch(kernel, tags[kernel.name], values[:count], emulated, tensors, seed)
-            )
-        except Exception as error:  # noqa: BLE001 (it must not cross C code)
-            failure.append(error)
-
-    callback = _CALLBACK(launch)
-    slot = ctypes.c_void_p.in_dll(emulated.runtime, "emu_host_launch")
+    launcher = Launcher(within([tensor.memory for tensor in tensors.values()]), seed)
+    launcher.add(emulated, _launch_tags(module, emulated))
     imports = list(module.imports)
-    slot.value = ctypes.cast(callback, ctypes.c_void_p).value
+    slot = launcher.listen(emulated)
     try:
         module.clear_imports()
         module.import_module(tvm.runtime.load_module(str(emulated.path)))
@@ -103,11 +130,24 @@ def run_host(
         module.clear_imports()
         for imported in imports:
             module.import_module(imported)
-    if failure:
-        raise failure[0]
+    if launcher.failure is not None:
+        raise launcher.failure
     for tensor in tensors.values():
         tensor.copy_back()
-    return launches
+    return launcher.launches
+
+
+def within(memories: Sequence[np.ndarray]) -> Find:
+    """Finds addresses in some pieces of memory."""
+
+    def find(address: int) -> np.ndarray | None:
+        for memory in memories:
+            begin = memory.ctypes.data
+            if begin <= address < begin + max(1, memory.nbytes):
+                return memory
+        return None
+
+    return find
 
 
 def _launch(
@@ -115,7 +155,7 @@ def _launch(
     tags: list[str],
     values: list[_Any],
     emulated: Emulated,
-    tensors: dict[int, DeviceTensor],
+    find: Find,
     seed: int,
 ) -> Launch:
     count = len(kernel.parameters)
@@ -135,7 +175,7 @@ def _launch(
         else:
             raise ValueError(f"kernel {kernel.name}: the launch parameter {tag} is not modelled")
     arguments = [
-        _pointer(value.bits, tensors, parameter.name) if parameter.pointer else value.number()
+        _pointer(value.bits, find, parameter.name) if parameter.pointer else value.number()
         for parameter, value in zip(kernel.parameters, values, strict=False)
     ]
     grid, block = extents["block"], extents["thread"]
@@ -143,12 +183,11 @@ def _launch(
     return Launch(kernel.name, tuple(grid), tuple(block), shared, report)
 
 
-def _pointer(address: int, tensors: dict[int, DeviceTensor], name: str) -> Pointer:
-    for tensor in tensors.values():
-        begin = tensor.memory.ctypes.data
-        if begin <= address < begin + max(1, tensor.memory.nbytes):
-            return Pointer(address, tensor.memory)
-    raise ValueError(f"the host passes a pointer as {name} that is in none of its arguments")
+def _pointer(address: int, find: Find, name: str) -> Pointer:
+    memory = find(address)
+    if memory is None:
+        raise ValueError(f"the host passes a pointer as {name} that is in none of its arguments")
+    return Pointer(address, memory)
 
 
 def _launch_tags(module: tvm.runtime.Module, emulated: Emulated) -> dict[str, list[str]]:
@@ -158,10 +197,11 @@ def _launch_tags(module: tvm.runtime.Module, emulated: Emulated) -> dict[str, li
     """
     pack = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")
     packed = pack(module).numpy().tobytes()
-    return {name: _tags_of(packed, name) for name in emulated.kernels}
+    return {name: tags_of(packed, name) for name in emulated.kernels}
 
 
-def _tags_of(packed: bytes, name: str) -> list[str]:
+def tags_of(packed: bytes, name: str) -> list[str]:
+    """What follows the arguments in a launch of the kernel `name`, from a module's bytes."""
     text = struct.pack("<Q", len(name)) + name.encode()
     at = packed.find(text + text)
     if at < 0:

@@ -19,6 +19,7 @@ moonpoly explain matmul 128 3072 768
 moonpoly explain matmul 128 3072 768 --measure
 moonpoly explain matmul 64 64 32 --batch 12 --threads 2
 moonpoly explain matmul 1 4096 4096 --target x86-64-v3 --json
+moonpoly explain matmul 300 4096 4096 --target nvidia-a100 --transposed
 """
 
 #: Types whose products are computed in float32, after a conversion; and those in plain loops.
@@ -38,6 +39,13 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("m", "n", "k", "batch"):
         if getattr(options, name) > LARGEST:
             usage.error(f"argument {name.upper()}: must be at most {LARGEST}")
+    if targets.is_gpu(options.target):
+        from tvm_moonpoly.cli import explain_gpu
+
+        return explain_gpu.show(options)
+    options.dtype = options.dtype or "float32"
+    if options.transposed:
+        usage.error("argument --transposed: this is for GPUs")
     if options.dtype in PLAIN:
         return _say_plain(options)
     # TVM reads it when its thread pool starts
@@ -77,8 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--dtype",
         choices=["float32", *CONVERTED, *PLAIN],
-        default="float32",
-        help="type of the operands (default: float32)",
+        help="type of the operands (default: float32, on a GPU float16)",
     )
     found.add_argument(
         "--batch",
@@ -92,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="B changes from call to call (default: constant weights, packed when compiling)",
     )
+    found.add_argument("--transposed", action="store_true", help="B is stored as (N, K), for GPUs")
     targets.add_option(found)
     found.add_argument(
         "--measure",

@@ -57,7 +57,9 @@ def collect() -> dict[str, Any]:
         "target": json.loads(str(target)),
         "threads": _threads(),
         **_use_of(target),
+        "gpu_logs": _gpu_logs(),
         "cache": _cache(target),
+        "cuda": _cuda(),
     }
     told = [versions.ffi_warning(installed["apache-tvm-ffi"]), _thread_warning()]
     return {**document, "warnings": [warning for warning in told if warning]}
@@ -86,15 +88,36 @@ def show(document: dict[str, Any]) -> None:
     if log is not None:
         fit = "its own" if log["exact"] else f"the nearest, of {log['mcpu']}"
         rows.append(("tuning log", f"{log['origin']} ({fit}; {log['kernels']} micro-kernels)"))
+    told: dict[str, list[str]] = {}
+    for each in document["gpu_logs"]:
+        told.setdefault(each["gpu"], []).append(f"{each['dtype']} {each['status']}")
+    rows += [(f"log of {gpu}", ", ".join(statuses)) for gpu, statuses in told.items()]
     rows.append(("own logs go to", document["log_folders"][0]))
     state = "this machine's is there" if cache["ready"] else "this machine's is not there"
     rows.append(
         ("library cache", f"{cache['folder']} ({cache['files']} files, "
          f"{output.size(cache['bytes'])}; {state})")
     )  # fmt: skip
+    rows.append(("CUDA", _cuda_in_words(document["cuda"])))
     output.print_pairs(console, rows)
     for warning in document["warnings"]:
         output.say(console, f"warning: {warning}", style="yellow")
+
+
+def _cuda() -> dict[str, Any]:
+    """What compiling for a GPU, and running there, finds here."""
+    import tvm
+
+    from tvm_moonpoly.operators.cuda import machine_code
+
+    return {"compiler": machine_code.compiler(), "device": bool(tvm.cuda(0).exist)}
+
+
+def _cuda_in_words(cuda: dict[str, Any]) -> str:
+    made_by = f"kernels are compiled by {cuda['compiler']}" if cuda["compiler"] else (
+        "no compiler (nvcc, or NVRTC of the package cuda-bindings): executables hold source"
+    )  # fmt: skip
+    return f"{made_by}; {'a device is there' if cuda['device'] else 'no device'}"
 
 
 def _use_of(target: Any) -> dict[str, Any]:
@@ -116,6 +139,12 @@ def _use_of(target: Any) -> dict[str, Any]:
         "versions": dict(log.versions),
     }
     return {"machine": described, "log": used, "reason": None, "log_folders": folders}
+
+
+def _gpu_logs() -> list[dict[str, Any]]:
+    from tvm_moonpoly.cli import gpu_log_files
+
+    return gpu_log_files.summary()
 
 
 def _cache(target: Any) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tvm.target import Target
 
 from tvm_moonpoly import logs, machine, operators
+from tvm_moonpoly.cli import gpu_log_files
 from tvm_moonpoly.cli.command import UserError
 from tvm_moonpoly.logs.document import lacking
 from tvm_moonpoly.machine import VECTOR_UNITS, Machine
@@ -39,7 +42,7 @@ def listed() -> list[dict[str, Any]]:
         else:
             verdict = "not used: another is nearer or comes first"
         rows.append({**row, "usable": reason is None, "verdict": verdict})
-    return rows
+    return rows + gpu_log_files.listed()
 
 
 def refusal(log: logs.TuningLog, target: Target) -> str | None:
@@ -66,7 +69,8 @@ def chosen(name: str | None) -> logs.TuningLog:
         if used is None:
             raise UserError(f"no log is in use: {operators.supported(machine.detect_target())}")
         return used
-    for origin, reading in logs.stored():
+    of_gpus = ((origin, reading) for _, origin, reading in gpu_log_files.stored())
+    for origin, reading in itertools.chain(logs.stored(), of_gpus):
         if name in (origin, origin.removeprefix("packaged ")):
             return _usable(reading, origin)
     reading = logs.read(contents(Path(name)), name)
@@ -81,18 +85,31 @@ def _usable(reading: logs.Reading, origin: str) -> logs.TuningLog:
     return reading.log
 
 
+def stored_bytes(name: str) -> bytes:
+    """What is in the log of the place ``name``, or in the file."""
+    for parent in resources.files("tvm_moonpoly.tuning_logs").iterdir():
+        for file in (logs.FILE_NAME, *logs.GPU_FILE_NAMES.values()):
+            place = parent.name if file == logs.FILE_NAME else f"{parent.name}/{file}"
+            if name.removeprefix("packaged ") == place and (parent / file).is_file():
+                return (parent / file).read_bytes()
+    return contents(Path(name))
+
+
 def contents(path: Path) -> bytes:
     """What is in a file or pipe that the user names, as much as `logs.read` looks at."""
     with path.open("rb") as file:
         return logs.bounded(file)
 
 
-def checked(data: bytes, origin: str) -> logs.TuningLog:
-    """The log in ``data`` when all of it is in order, for whatever machine; raises UserError."""
+def checked(data: bytes, origin: str) -> tuple[logs.TuningLog, Path]:
+    """The log in ``data`` when all of it is in order, for whatever machine, and where it is to lie;
+    raises UserError."""
     reading = logs.read(data, origin)
     if reading.log is None or reading.faults:
         raise UserError(f"{origin}: {_first(reading)}")
     log = reading.log
+    if log.of_gpu:
+        return log, gpu_log_files.checked(log, origin)
     isa = log.machine["isa"]
     if isa not in VECTOR_UNITS:
         raise UserError(f"{origin}: there are no micro-kernels for {isa!r}")
@@ -100,13 +117,13 @@ def checked(data: bytes, origin: str) -> logs.TuningLog:
         costs(log, _as_machine(log))
     except ValueError as error:
         raise UserError(f"{origin}: {str(error).removeprefix('log: ')}") from error
-    return log
+    return log, logs.own_path(isa, log.machine["mcpu"])
 
 
 def own_files() -> tuple[Path, list[Path]]:
     """The folder that logs are written to, and the logs there."""
     folder = logs.folders()[0]
-    return folder, sorted(folder.glob(f"*/{logs.FILE_NAME}"))
+    return folder, sorted([*folder.glob(f"*/{logs.FILE_NAME}"), *gpu_log_files.own_files(folder)])
 
 
 def _used(target: Target) -> logs.TuningLog | None:

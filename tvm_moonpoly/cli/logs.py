@@ -1,4 +1,4 @@
-"""``moonpoly logs list|show|export|import|clear``: the tuning logs of this user."""
+"""``moonpoly logs list|show|export|validate|import|clear``: the tuning logs of this user."""
 
 from __future__ import annotations
 
@@ -18,15 +18,24 @@ EXAMPLES = """
 moonpoly logs list
 moonpoly logs show
 moonpoly logs export znver4.jsonl
+moonpoly logs validate znver4.jsonl
 moonpoly logs import znver4.jsonl
+moonpoly logs show nvidia-a100/gemm_f16.jsonl
 moonpoly logs clear --yes
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one of the five; returns the exit code."""
+    """Run one of the six; returns the exit code."""
     options = _parser().parse_args(arguments)
-    run = {"list": _list, "show": _show, "export": _export, "import": _import, "clear": _clear}
+    run = {
+        "list": _list,
+        "show": _show,
+        "export": _export,
+        "validate": _validate,
+        "import": _import,
+        "clear": _clear,
+    }
     return run[options.action](options)
 
 
@@ -51,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("file", type=Path, help="the file to write, - for standard output")
     export.add_argument("--log", help=which)
     export.add_argument("--replace", action="store_true", help="replace the file if it exists")
+    validate = add("validate", "check all of a log, whatever machine it is of")
+    validate.add_argument("log", help=which)
     import_ = add("import", "check a log, then put it where it is found")
     import_.add_argument("file", type=Path, help="the file, - for standard input")
     import_.add_argument("--replace", action="store_true", help="replace the log of that machine")
@@ -66,7 +77,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(rows)
         return 0
-    columns = ["log", "CPU", "instructions", "kernels", "written by", "here"]
+    columns = ["log", "CPU or GPU", "instructions", "kernels", "written by", "here"]
     names = ["origin", "mcpu", "isa", "kernels", "package", "verdict"]
     output.console().print(
         output.table(columns, [[row[name] or "-" for name in names] for row in rows])
@@ -78,12 +89,17 @@ def _show(options: argparse.Namespace) -> int:
     from tvm_moonpoly.cli.log_files import chosen
 
     log = chosen(options.log)
-    kernels, others = _split(log)
     if options.json:
         output.print_json({**_header(log), "entries": [dict(entry) for entry in log.entries]})
         return 0
     console = output.console()
     output.print_pairs(console, [(name, _plain(value)) for name, value in _header(log).items()])
+    if log.of_gpu:
+        from tvm_moonpoly.cli import gpu_log_files
+
+        console.print(output.table(gpu_log_files.COLUMNS, gpu_log_files.rows_of(log)))
+        return 0
+    kernels, others = _split(log)
     columns = ["rows", "vectors", "operands", "decisions", *_TASKS]
     console.print(output.table(columns, kernels))
     for entry in others:
@@ -113,17 +129,32 @@ def _export(options: argparse.Namespace) -> int:
     return _written(options, options.file, log, lines, shared=False)
 
 
+def _validate(options: argparse.Namespace) -> int:
+    from tvm_moonpoly.cli.log_files import checked, stored_bytes
+
+    log, _ = checked(stored_bytes(options.log), options.log)
+    if options.json:
+        output.print_json({**_header(log), "entries": len(log.entries)})
+    else:
+        measured = f", {_header(log)['costs']}" if log.of_gpu else ""
+        output.say(
+            output.console(),
+            f"{options.log}: in order, the log of {log.machine_name} ({log.instructions}, "
+            f"{len(log.entries)} entries{measured})",
+        )
+    return 0
+
+
 def _import(options: argparse.Namespace) -> int:
     from tvm_moonpoly import logs
     from tvm_moonpoly.cli.log_files import checked, contents
 
     from_stdin = str(options.file) == "-"
     data = logs.bounded(sys.stdin.buffer) if from_stdin else contents(options.file)
-    log = checked(data, "standard input" if from_stdin else str(options.file))
-    path = logs.own_path(log.machine["isa"], log.machine["mcpu"])
+    log, path = checked(data, "standard input" if from_stdin else str(options.file))
     if path.exists() and not options.replace:
         raise UserError(
-            f"there is a log of {log.machine['mcpu']} already, {path}; --replace replaces it"
+            f"there is a log of {log.machine_name} already, {path}; --replace replaces it"
         )
     return _written(options, path, log, [log.header, *log.entries], shared=True)
 
@@ -135,14 +166,15 @@ def _written(
 
     if not logs.replace(path, lines, shared, overwrite=options.replace):
         return 1  # and has said why
-    kernels, _ = _split(log)
+    count = sum(str(entry.get("kind")).endswith("kernel") for entry in log.entries)
     if options.json:
-        output.print_json({**_header(log), "path": str(path), "kernels": len(kernels)})
+        output.print_json({**_header(log), "path": str(path), "kernels": count})
     else:
+        measured = f", {_header(log)['costs']}" if log.of_gpu else ""
         output.say(
             output.console(),
-            f"wrote the log of {log.machine['mcpu']} ({log.machine['isa']}, {len(kernels)} "
-            f"kernels) to {path}",
+            f"wrote the log of {log.machine_name} ({log.instructions}, {count} kernels{measured}) "
+            f"to {path}",
         )
     return 0
 
@@ -177,6 +209,12 @@ def _count(paths: Sequence[Path]) -> str:
 def _header(log: TuningLog) -> dict[str, Any]:
     # the log's own account of its machine may have fields of any name
     shown = {"origin": log.origin, **log.machine}
+    if log.of_gpu:
+        from tvm_moonpoly.cli import gpu_log_files
+
+        shown["costs"] = gpu_log_files.status(log)
+        if isinstance(log.header.get("measured_on"), dict):
+            shown["measured on"] = log.header["measured_on"]
     return shown | {
         "origin": log.origin,
         "needs": sorted(log.needs),

@@ -21,9 +21,9 @@ MOST_THREADS = 4096
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
-        metavar="CPU|JSON",
-        help="a CPU as LLVM names it, such as znver4 or x86-64-v3, or a TVM target as a JSON "
-        "object (default: this CPU)",
+        metavar="CPU|GPU|JSON",
+        help="a CPU as LLVM names it, such as znver4 or x86-64-v3, a GPU such as nvidia-a100, or a "
+        "TVM target as a JSON object (default: this CPU)",
     )
 
 
@@ -35,8 +35,11 @@ def parsed(text: str | None) -> Target:
 
     if text is None:
         return machine.detect_target()
+    config: dict[str, Any] | str
     if text.lstrip().startswith("{"):
         config = _object(text)
+    elif is_gpu(text):
+        config = _gpu(text)
     else:
         config = {
             "kind": "llvm",
@@ -55,6 +58,31 @@ def parsed(text: str | None) -> Target:
     if str(target.kind.name) == "llvm":
         _check_cpu(target.attrs.get("mtriple"), target.attrs.get("mcpu"))
     return target
+
+
+def is_gpu(text: str | None) -> bool:
+    """Whether ``text`` names an NVIDIA GPU; says so without loading tvm."""
+    if text is None:
+        return False
+    if text.lstrip().startswith("{"):
+        return _object(text).get("kind") == "cuda"
+    return text.startswith("nvidia")
+
+
+def _gpu(text: str) -> dict[str, Any] | str:
+    """tvm's tag of a GPU, or our own description where it has none."""
+    from tvm.target import list_tags
+
+    from tvm_moonpoly.microkernels.cuda import GPUS
+
+    name = text.removeprefix("nvidia/")
+    if f"nvidia/{name}" in list_tags():
+        return f"nvidia/{name}"
+    if name in GPUS:
+        config: dict[str, Any] = json.loads(str(GPUS[name].target()))
+        return config
+    raise UserError(f"--target: no GPU {text!r} is known; there are {', '.join(GPUS)}, and more as "
+                    "tvm calls them")  # fmt: skip
 
 
 def _check_cpu(mtriple: str | None, mcpu: str | None) -> None:

@@ -13,18 +13,30 @@ from tvm_moonpoly.logs.document import (
     Reading,
     TuningLog,
     bounded,
+    gpu_header,
     header,
     parse,
     read,
     same_machine,
     tell,
 )
+from tvm_moonpoly.logs.gpu_choice import usable_gpu
 from tvm_moonpoly.logs.lines import Entry, checksum, encode
-from tvm_moonpoly.logs.places import FILE_NAME, folders, of_machine, own_path, stored
+from tvm_moonpoly.logs.places import (
+    FILE_NAME,
+    GPU_FILE_NAMES,
+    folders,
+    of_machine,
+    own_gpu_path,
+    own_path,
+    stored,
+    stored_gpu,
+)
 from tvm_moonpoly.logs.store import append, lock_path, remove, replace, replace_bytes, write
 
 __all__ = [
     "FILE_NAME",
+    "GPU_FILE_NAMES",
     "VERSION",
     "Entry",
     "Reading",
@@ -36,9 +48,11 @@ __all__ = [
     "encode",
     "find",
     "folders",
+    "gpu_header",
     "header",
     "lock_path",
     "of_machine",
+    "own_gpu_path",
     "own_path",
     "parse",
     "read",
@@ -50,7 +64,9 @@ __all__ = [
     "say_once",
     "say_used",
     "stored",
+    "stored_gpu",
     "tell",
     "usable",
+    "usable_gpu",
     "write",
 ]

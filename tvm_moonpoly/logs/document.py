@@ -1,4 +1,7 @@
-"""A whole log: a header line that says what wrote it and for which machine, then entries."""
+"""A whole log: a header line that says what wrote it and for which machine, then entries.
+
+The machine is a CPU, or a GPU, which the header tells by the name of its product.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import io
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import tvm
 
@@ -14,6 +17,9 @@ import tvm_moonpoly
 from tvm_moonpoly.logs.lines import Entry, decode
 from tvm_moonpoly.machine import VECTOR_UNITS, Machine
 from tvm_moonpoly.versions import release
+
+if TYPE_CHECKING:
+    from tvm_moonpoly.microkernels.cuda import Gpu
 
 #: The format; a reader refuses a later one.
 VERSION = 1
@@ -28,6 +34,8 @@ _TOLD = 3  # damaged lines that are told one by one
 
 _SIZES = ("cores", "l1_bytes", "l2_bytes", "l3_bytes")
 
+_GPU_SIZES = ("multiprocessors", "clock_mhz", "l2_bytes", "bandwidth_gbs")
+
 _log = logging.getLogger("tvm_moonpoly.logs")
 
 
@@ -35,9 +43,10 @@ _log = logging.getLogger("tvm_moonpoly.logs")
 class TuningLog:
     """The entries of one log, the machine that they were measured on, and where it came from.
 
-    ``needs`` are the CPU features without which the kernels do not run, as LLVM names them;
-    ``versions`` of the package and of TVM that wrote the log, where it tells them. ``header`` is
-    the entry that says all this.
+    ``machine`` of a CPU has its ``isa`` and ``mcpu``, that of a GPU has ``gpu``, the product's
+    name, and ``arch``. ``needs`` are the CPU features without which the kernels do not run, as LLVM
+    names them; ``versions`` of the package and of TVM that wrote the log, where it tells them.
+    ``header`` is the entry that says all this.
     """
 
     machine: Mapping[str, Any]
@@ -46,6 +55,21 @@ class TuningLog:
     needs: frozenset[str] = frozenset()
     versions: Mapping[str, str] = field(default_factory=dict)
     header: Entry = field(default_factory=dict)
+
+    @property
+    def of_gpu(self) -> bool:
+        """Whether it is of a GPU."""
+        return "gpu" in self.machine
+
+    @property
+    def machine_name(self) -> str:
+        """The machine in a word: LLVM's name of the CPU, or the GPU's product."""
+        return str(self.machine["gpu" if self.of_gpu else "mcpu"])
+
+    @property
+    def instructions(self) -> str:
+        """What its kernels are made of: a CPU's vector unit, or a GPU's compute capability."""
+        return str(self.machine["arch" if self.of_gpu else "isa"])
 
 
 @dataclass(frozen=True)
@@ -61,11 +85,22 @@ class Reading:
 def header(machine: Machine) -> dict[str, Any]:
     """The first entry of a log that is written now, on or for ``machine``."""
     described = {"isa": machine.isa, "mcpu": machine.mcpu}
+    described |= {name: getattr(machine, name) for name in _SIZES}
+    return _header(described, sorted(VECTOR_UNITS[machine.isa][0]))
+
+
+def gpu_header(gpu: Gpu) -> dict[str, Any]:
+    """The first entry of a log that is written now, on or for ``gpu``."""
+    described = {"gpu": gpu.name, "arch": gpu.arch}
+    return _header(described | {name: getattr(gpu, name) for name in _GPU_SIZES}, [])
+
+
+def _header(machine: dict[str, Any], needs: list[str]) -> dict[str, Any]:
     return {
         "kind": "header",
         "version": VERSION,
-        "machine": {**described, **{name: getattr(machine, name) for name in _SIZES}},
-        "needs": sorted(VECTOR_UNITS[machine.isa][0]),
+        "machine": machine,
+        "needs": needs,
         "package": tvm_moonpoly.__version__,
         "tvm": tvm.__version__,
     }
@@ -139,15 +174,16 @@ def _interpreted(entries: list[Entry], origin: str) -> TuningLog:
     machine = first.get("machine")
     if not isinstance(machine, dict):
         raise ValueError("its header describes no machine")
-    for name in ("isa", "mcpu"):
+    of_gpu = "gpu" in machine
+    for name in ("gpu", "arch") if of_gpu else ("isa", "mcpu"):
         _word(machine, name)
-    for name in _SIZES:
+    for name in _GPU_SIZES if of_gpu else _SIZES:
         if not _is_count(machine.get(name)):
             raise ValueError(f"its header's {name} must be a positive number")
-    return TuningLog(machine, rest, origin, _needs(first, machine["isa"]), versions, first)
+    return TuningLog(machine, rest, origin, _needs(first, machine.get("isa")), versions, first)
 
 
-def _needs(first: Entry, isa: str) -> frozenset[str]:
+def _needs(first: Entry, isa: str | None) -> frozenset[str]:
     known = VECTOR_UNITS[isa][0] if isa in VECTOR_UNITS else frozenset()
     listed = first.get("needs", [])
     if not isinstance(listed, list):
@@ -169,7 +205,7 @@ def _is_count(value: Any) -> bool:
 
 def same_machine(log: TuningLog, machine: Machine) -> bool:
     """Whether ``log`` is of ``machine``'s kind of CPU, used through the same instructions."""
-    return (log.machine["isa"], log.machine["mcpu"]) == (machine.isa, machine.mcpu)
+    return (log.machine.get("isa"), log.machine.get("mcpu")) == (machine.isa, machine.mcpu)
 
 
 def lacking(needs: Iterable[str], features: frozenset[str]) -> list[str]:

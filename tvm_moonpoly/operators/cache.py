@@ -1,4 +1,5 @@
-"""The cache of compiled operator libraries: LLVM bitcode, private to the user.
+"""The cache of what was compiled (operator libraries as LLVM bitcode, kernels for GPUs), private to
+the user.
 
 A file is named by what it was built from and by the hash of what it holds, and is only used when
 its content has that hash. Files are renamed into place, so a killed or a second process does no
@@ -33,12 +34,12 @@ def folder() -> Path:
     return platformdirs.user_cache_path("tvm_moonpoly", appauthor=False) / "libraries"
 
 
-def load(key: str) -> Path | None:
+def load(key: str, suffix: str = ".bc") -> Path | None:
     """The intact file cached under ``key``, if there is one in a folder that is ours alone."""
     root = folder()
     if not _is_private(root):
         return None
-    for path in sorted(root.glob(f"{key}-*.bc")):
+    for path in sorted(root.glob(f"{key}-*{suffix}")):
         if not _is_private(path):
             _log.warning("%s: skipped, others may write to it", path)
             continue
@@ -47,7 +48,7 @@ def load(key: str) -> Path | None:
         except OSError as error:
             _log.warning("%s: skipped: %s", path, error)
             continue
-        if path.name == f"{key}-{digest}.bc":
+        if path.name == f"{key}-{digest}{suffix}":
             return path
         _log.warning("%s: removed, its content does not match its name", path)
         with contextlib.suppress(OSError):
@@ -55,7 +56,7 @@ def load(key: str) -> Path | None:
     return None
 
 
-def store(key: str, write: Callable[[Path], None]) -> Path | None:
+def store(key: str, write: Callable[[Path], object], suffix: str = ".bc") -> Path | None:
     """Cache what ``write`` puts into the path it is given; None when that is not possible."""
     root = folder()
     try:
@@ -65,13 +66,13 @@ def store(key: str, write: Callable[[Path], None]) -> Path | None:
             _log.warning("%s: not used, others may write to it", root)
             return None
         # a path of our own until it is complete; mkstemp makes it private
-        handle, name = tempfile.mkstemp(suffix=".bc", prefix=".new-", dir=root)
+        handle, name = tempfile.mkstemp(suffix=suffix, prefix=".new-", dir=root)
         os.close(handle)
         temporary = Path(name)
         try:
             write(temporary)
             digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-            path = root / f"{key}-{digest}.bc"
+            path = root / f"{key}-{digest}{suffix}"
             os.chmod(temporary, 0o600)
             os.replace(temporary, path)
         finally:

@@ -209,7 +209,7 @@ def cache_key(target: Target, machine: Machine, table: CostTable) -> str:
         "llvm": int(tvm.get_global_func("target.llvm_version_major")()),
         "tvm": tvm.__version__,
         "package": tvm_moonpoly.__version__,
-        "sources": _sources_digest(),
+        "sources": sources_digest(),
         "kernels": table.to_entries(),
     }
     text = json.dumps(parts, sort_keys=True)
@@ -239,7 +239,7 @@ def _emit_plan_rows(defined: Functions) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _sources_digest() -> str:
+def sources_digest() -> str:
     """A digest of this package's sources: an edited checkout does not meet an older library."""
     root = Path(tvm_moonpoly.__file__).parent
     digest = hashlib.sha256()

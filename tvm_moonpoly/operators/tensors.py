@@ -64,7 +64,9 @@ class Tensor:
         self.shape = Pointer.to(dltensor.address(handle, dltensor.SHAPE, INT), INT)
         self._strides = T.Bind(dltensor.address(handle, dltensor.STRIDES, INT))
         self.strides = Pointer.to(self._strides, INT)
-        self.data = Pointer.to(dltensor.address(handle, dltensor.DATA, dtype), dtype)
+        # tvm's LLVM code generator crashes on pointers to bfloat16
+        memory = "uint16" if dtype == "bfloat16" else dtype
+        self.data = Pointer.to(dltensor.address(handle, dltensor.DATA, memory), memory)
 
     @property
     def has_strides(self) -> Expr:

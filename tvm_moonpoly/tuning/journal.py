@@ -99,6 +99,10 @@ class Journal:
     def get(self, kind: str, key: Key) -> Any | None:
         return self._entries.get((kind, _canonical(key)))
 
+    def has(self, kind: str, key: Key) -> bool:
+        """Whether the entry is there; its value may be null."""
+        return (kind, _canonical(key)) in self._entries
+
     def put(self, kind: str, key: Key, value: Any) -> None:
         """Write an entry down; it is on the disk when this returns."""
         now = self._clock()

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         help="only these tiles, in rows x columns (default: the whole family)",
     )
     parser.add_argument("--trials", type=_positive, help="schedules measured for each tile")
-    parser.add_argument("--seed", type=_seed, help="of the search, the plans and the model")
+    parser.add_argument("--seed", type=seed, help="of the search, the plans and the model")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="where measurements are kept")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="the tuning log (default: where it is found)"
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rpc",
-        type=_address,
+        type=address,
         metavar="HOST:PORT",
         help="measure on the machines behind this TVM RPC tracker, not on this one: read "
         "docs/fleet.md first",
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _address(text: str) -> tuple[str, int]:
+def address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise argparse.ArgumentTypeError(f"{text!r} is no address like 127.0.0.1:9190")
@@ -116,7 +116,7 @@ def _tiles(text: str) -> list[tuple[int, int]]:
     return tiles
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
     if not text.isdecimal() or int(text) > _LARGEST_SEED:
         raise argparse.ArgumentTypeError(f"{text!r} is not a seed from 0 to {_LARGEST_SEED}")
     return int(text)

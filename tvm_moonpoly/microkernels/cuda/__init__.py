@@ -11,9 +11,10 @@ from tvm_moonpoly.microkernels.cuda.gpus import (
     Architecture,
     Gpu,
     architecture,
+    products,
 )
-from tvm_moonpoly.microkernels.cuda.kernel import build, kernel_name
-from tvm_moonpoly.microkernels.cuda.lowering import cuda_source, host_module, lower
+from tvm_moonpoly.microkernels.cuda.kernel import COMMON_SHARED_BYTES, build, kernel_name
+from tvm_moonpoly.microkernels.cuda.lowering import cuda_source, host_module, lower, lower_parts
 from tvm_moonpoly.microkernels.cuda.occupancy import Occupancy, occupancy
 from tvm_moonpoly.microkernels.cuda.raster import position
 from tvm_moonpoly.microkernels.cuda.resources import Resources, cubin, find_nvcc, ptx, resources
@@ -33,6 +34,7 @@ from tvm_moonpoly.microkernels.cuda.tile import (
 __all__ = [
     "ACTIVATIONS",
     "ARCHITECTURES",
+    "COMMON_SHARED_BYTES",
     "EPILOGUE_PATHS",
     "GPUS",
     "MAX_BATCH",
@@ -54,8 +56,10 @@ __all__ = [
     "host_module",
     "kernel_name",
     "lower",
+    "lower_parts",
     "occupancy",
     "position",
+    "products",
     "ptx",
     "registers_estimate",
     "requirements",

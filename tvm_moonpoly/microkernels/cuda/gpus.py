@@ -1,5 +1,7 @@
 """Facts about GPUs: what their compute capability allows, and what a product of it has.
 
+Which of them a tvm Target means, is told by `products`.
+
 Sources: NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities" (limits of a multiprocessor) and
 the CUDA occupancy calculator (allocation units); NVIDIA's datasheets and architecture white papers
 of the products (multiprocessors, clocks, caches, bandwidth, peaks of dense tensor-core products).
@@ -34,6 +36,9 @@ class Architecture:
     shared_reserved: int = 1 << 10
     block_threads: int = 1024
 
+
+#: Shared memory that a block may have without asking for more at its launch.
+STATIC_SHARED_BYTES = 48 << 10
 
 ARCHITECTURES = {
     a.arch: a
@@ -85,14 +90,19 @@ class Gpu:
         return per_cycle * self.clock_mhz * 1e6 / 1e12
 
     def target(self) -> Target:
-        """Its tvm Target, with an LLVM host. (tvm has tags for some of these GPUs only.)"""
+        """Its tvm Target, with an LLVM host. (tvm has tags for some of these GPUs only.)
+
+        Of shared memory it tells what a block may have statically, as tvm's tags do: tvm's own
+        schedules allocate no other.
+        """
         limits = self.architecture
         return Target(
             {
                 "kind": "cuda",
                 "arch": self.arch,
+                "model": self.name,
                 "max_threads_per_block": limits.block_threads,
-                "max_shared_memory_per_block": limits.block_shared_bytes,
+                "max_shared_memory_per_block": STATIC_SHARED_BYTES,
                 "registers_per_block": limits.registers,
                 "thread_warp_size": 32,
                 "l2_cache_size_bytes": self.l2_bytes,
@@ -153,3 +163,19 @@ GPUS = {
         ),
     )
 }
+
+
+def products(target: Target) -> list[Gpu]:
+    """The known GPUs that ``target`` may mean, the likeliest first; none for what the micro-kernels
+    are not made for.
+
+    A target names its GPU by ``model``, as those of `Gpu.target` do. Of others, like tvm's tags,
+    the compute capability is known, and mostly how large the L2 cache is.
+    """
+    if str(target.kind.name) != "cuda":
+        return []
+    # sm_90a runs what is made for sm_90
+    arch = str(target.attrs.get("arch", "")).removesuffix("a")
+    model, l2_bytes = target.attrs.get("model"), target.attrs.get("l2_cache_size_bytes")
+    found = [gpu for gpu in GPUS.values() if gpu.arch == arch]
+    return sorted(found, key=lambda gpu: (gpu.name != model, gpu.l2_bytes != l2_bytes))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import s_tir, tirx
 from tvm.target import Target
-from tvm.tirx.build import split_host_device_mods, tir_to_runtime
+from tvm.tirx.build import codegen_build, split_host_device_mods, tir_to_runtime
 
 from tvm_moonpoly.microkernels.cuda.collapse import collapse
 from tvm_moonpoly.microkernels.cuda.multistage import multistage
@@ -47,6 +47,22 @@ def host_module(funcs: Mapping[str, tirx.PrimFunc], arch: str = "sm_80") -> tvm.
     with device_target(arch) as target:
         host, _ = _lowered(funcs, target)
         return tir_to_runtime(host, {}, target.host)
+
+
+def lower_parts(
+    funcs: Mapping[str, tirx.PrimFunc], arch: str = "sm_80", apart: bool = False
+) -> tuple[tvm.IRModule, list[tvm.runtime.Module]]:
+    """`lower` in parts, to be put together otherwise: the host functions, ready for a code
+    generator, and the CUDA module, or one for each kernel (``apart``) in the order of ``funcs``."""
+    with device_target(arch) as target:
+        host, device = _lowered(funcs, target)
+        parts = list(device.items())
+        if apart:
+            order = {f"{name}_kernel": i for i, name in enumerate(funcs)}
+            single = [(key, item) for key, part in parts for item in part.functions_items()]
+            single.sort(key=lambda each: order[each[1][0].name_hint])
+            parts = [(key, tvm.IRModule({gv: func})) for key, (gv, func) in single]
+        return host, [codegen_build(part, key) for key, part in parts]
 
 
 def _lowered(

@@ -7,7 +7,9 @@ how many blocks a multiprocessor holds, and a computed cost.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ from tvm_moonpoly.microkernels.cuda import (
     build,
     candidates,
     cuda_source,
+    find_nvcc,
     kernel_name,
     lower,
     occupancy,
@@ -33,9 +36,13 @@ from tvm_moonpoly.tuning.cuda.elite import elite
 #: The product that a kernel's share of the peak is computed for.
 _LARGE = Product(4096, 4096, 4096)
 
+#: Micro-kernels that nvcc is given at a time: it spends as long on its headers as on two of them.
+_TOGETHER = 4
+
 FORMS = tuple(
-    Form(dtype, dtype, transposed, aligned)
+    Form(dtype, result, transposed, aligned)
     for dtype in ("float16", "bfloat16")
+    for result in (dtype, "float32")
     for transposed in (False, True)
     for aligned in (True, False)
 )
@@ -75,7 +82,7 @@ def shortlist(form: Form, gpu: Gpu, count: int) -> list[CudaTile]:
 
 
 def compiled(
-    form: Form, tiles: list[CudaTile], gpu: Gpu, done: Callable[[], object] = lambda: None
+    form: Form, tiles: Sequence[CudaTile], gpu: Gpu, done: Callable[[], object] = lambda: None
 ) -> Iterator[Candidate]:
     """Each of ``tiles`` compiled for ``gpu``, in order; ``done`` is called after each.
 
@@ -83,18 +90,36 @@ def compiled(
     """
     limit = gpu.architecture.block_shared_bytes
     sources = []
-    for tile in tiles:
-        function = build(tile, form, shared_limit=limit)
-        sources.append(cuda_source(lower({kernel_name(tile, form): function}, gpu.arch)))
+    for first in range(0, len(tiles), _TOGETHER):
+        part = tiles[first : first + _TOGETHER]
+        functions = {kernel_name(tile, form): build(tile, form, None, limit) for tile in part}
+        sources.append(cuda_source(lower(functions, gpu.arch)))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        told = pool.map(lambda source: resources(source, gpu.arch), sources)
-        for tile, found in zip(tiles, told, strict=True):
-            (taken,) = found.values()
-            yield _judged(tile, form, gpu, taken)
+        told: dict[str, Resources] = {}
+        parts = pool.map(lambda source: resources(source, gpu.arch), sources)
+        for tile in tiles:
+            name = f"{kernel_name(tile, form)}_kernel"
+            while name not in told:
+                told |= next(parts)
+            yield judged(tile, form, gpu, told[name])
             done()
 
 
-def _judged(tile: CudaTile, form: Form, gpu: Gpu, taken: Resources) -> Candidate:
+def compiler() -> str:
+    """The release of nvcc, as it tells it.
+
+    Raises RuntimeError when nvcc is missing.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("nvcc: not found on PATH, nor below CUDA_HOME or CUDA_PATH")
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    release = re.search(r"release [\d.]+", said)
+    return f"nvcc {release[0]}" if release else "nvcc"
+
+
+def judged(tile: CudaTile, form: Form, gpu: Gpu, taken: Resources) -> Candidate:
+    """A micro-kernel of which the compiler told what it takes."""
     shared = shared_bytes(tile, form) + taken.shared_bytes
     held = occupancy(taken.registers, shared, tile.threads, gpu.architecture)
     reason = ""

@@ -98,17 +98,17 @@ def mutator(seed: int) -> Any:
     return MutateDecision()
 
 
-def extractor(record_of: Callable[[Any], Record]) -> Any:
-    """A feature extractor of the records that ``record_of`` finds in candidates."""
+def extractor(features_of: Callable[[Any], list[float]]) -> Any:
+    """A feature extractor that tells of each candidate what ``features_of`` finds."""
     ms = load()
 
     @derived_object
-    class RecordFeatures(ms.feature_extractor.PyFeatureExtractor):  # type: ignore[name-defined]
+    class Features(ms.feature_extractor.PyFeatureExtractor):  # type: ignore[name-defined]
         def extract_from(self, context: Any, candidates: Any) -> list[Any]:
-            rows = [features(record_of(candidate)) for candidate in candidates]
+            rows = [features_of(candidate) for candidate in candidates]
             return [tvm.runtime.tensor(np.array([row], np.float32)) for row in rows]
 
-    return RecordFeatures()
+    return Features()
 
 
 def features(record: Record) -> list[float]:

@@ -1,0 +1,94 @@
+"""Replace matmuls by packed functions that plan and launch CUDA micro-kernels at each call."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar
+from tvm.relax import Var
+from tvm.target import Target
+
+from tvm_moonpoly.operators.cuda.library import Matmul, library
+
+from ..bindings import analyze, is_claimed
+from ..functions import with_externals, with_functions
+from ..match import Left
+from ..report import Entry, Report
+from ..rewrite import Options, Rebuild, leave_function, matmuls, replace
+from ..shapes import known_dims, show
+from .constants import with_converted_constants
+from .match import Form, Fused, as_vector, classify, match_fused, result_of
+
+
+def polymerize(mod: tvm.IRModule, target: Target, options: Options, report: Report) -> tvm.IRModule:
+    """`mod` with its dynamic half-precision matmuls as calls of the operators for `target`, which
+    are attached to it; `mod` itself where there are none.
+
+    Raises ValueError where `options` asks for what only CPUs have.
+    """
+    if options.verify:
+        raise ValueError("verify: only calls on CPUs can be compared with TVM's own")
+    changed: dict[GlobalVar, relax.Function] = {}
+    used: set[Matmul] = set()
+    for gv, func in mod.functions_items():
+        if not isinstance(func, relax.Function):
+            continue
+        name = gv.name_hint
+        if is_claimed(func):
+            leave_function(func, name, "claimed by another backend", report)
+        else:
+            new = _rewritten(func, name, mod, target, options, report, used)
+            if new is not func:
+                changed[gv] = new
+    if not changed:
+        return mod
+    return with_externals(with_functions(mod, changed), library(target, used))
+
+
+def _rewritten(
+    func: relax.Function,
+    name: str,
+    mod: tvm.IRModule,
+    target: Target,
+    options: Options,
+    report: Report,
+    used: set[Matmul],
+) -> relax.Function:
+    """`func`, called `name` in `mod`, rewritten, and the operators that it calls added to `used`;
+    itself where nothing is to be rewritten."""
+    original, func = func, with_converted_constants(func)
+    bindings = analyze(func, mod)
+    before = dict(bindings.value)
+    for var in matmuls(bindings):
+        result = result_of(var, bindings)
+        form = classify(var, result, bindings, target, options.static)
+        shapes = show(*before[var].args)
+        if isinstance(form, Left):
+            report.add(Entry(name, "matmul", shapes, "left", form.reason))
+            continue
+        fused = match_fused(result, bindings)
+        matmul = fused.matmul(form)
+        used.add(matmul)
+        replace(fused.last, _call(matmul, form, fused, result), bindings)
+        report.add(Entry(name, "matmul", shapes, "rewritten", _detail(form, fused)))
+    new = {v: call for v, call in bindings.value.items() if not call.same_as(before[v])}
+    if not new:
+        return original
+    return Rebuild(mod, new, before.keys() - bindings.value.keys()).visit_expr(func)
+
+
+def _call(matmul: Matmul, form: Form, fused: Fused, var: Var) -> relax.Expr:
+    args = [form.a, form.b]
+    if fused.bias is not None:
+        args.append(as_vector(fused.bias, known_dims(var)[-1]))
+    if fused.residual is not None:
+        args.append(fused.residual)
+    return relax.call_dps_packed(matmul.function, args, fused.last.ty)
+
+
+def _detail(form: Form, fused: Fused) -> str:
+    layout = "NT" if form.transposed else "NN"
+    parts = ["bias"] * (fused.bias is not None) + ["residual"] * (fused.residual is not None)
+    parts += [fused.activation] * (fused.activation != "none")
+    detail = f"{form.dtype_in}, {layout}"
+    return f"{detail}, fused {' + '.join(parts)}" if parts else detail

@@ -1,0 +1,229 @@
+"""``moonpoly tune --gpu NAME``: search and measure, here, behind a tracker, or by files."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_moonpoly.cli import output, tune_gpu_import
+from tvm_moonpoly.cli.command import INTERRUPTED, UserError
+
+if TYPE_CHECKING:
+    from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
+    from tvm_moonpoly.microkernels.cuda import Form, Gpu
+    from tvm_moonpoly.tuning.cuda.bench import Bench
+    from tvm_moonpoly.tuning.cuda.device import Device
+    from tvm_moonpoly.tuning.cuda.gpu_stage import Outcome, Settings
+
+NO_GPU = (
+    "no CUDA device was found, and measuring needs one: --rpc measures behind a tracker, --propose "
+    "writes down what is to be measured elsewhere, --dry-run (make: DRY_RUN=1) compiles and lists"
+)
+
+
+def run(told: argparse.Namespace) -> int:
+    """The stage; what is measured is in its journal, and the same command goes on."""
+    from tvm_moonpoly.microkernels.cuda import GPUS, find_nvcc
+    from tvm_moonpoly.tuning.cuda import bench, results
+    from tvm_moonpoly.tuning.journal import Busy, Journal
+
+    gpu = GPUS[told.gpu]
+    by_files = told.propose is not None or told.replay is not None
+    if not by_files and told.rpc is None and not _has_gpu():
+        raise UserError(NO_GPU)
+    if find_nvcc() is None:
+        raise UserError(
+            "nvcc was not found on PATH, nor below CUDA_HOME or CUDA_PATH: install a CUDA toolkit"
+        )
+    settings = _settings(told)
+    replayed = None
+    if told.replay is not None:
+        replayed = results.read(told.replay)
+        try:
+            results.check_gpu(replayed, gpu)
+        except ValueError as error:
+            raise UserError(f"{told.replay}: {error}") from error
+    known = {dtype: _logs_of(gpu, dtype) for dtype in _dtypes()}
+    path = told.journal or journal_path(gpu)
+    try:
+        journal = Journal(path, bench.origin(gpu), anew=told.restart)
+    except Busy as error:
+        raise UserError(str(error)) from error
+    with journal:
+        if replayed is not None:
+            count = bench.replay(journal, replayed)
+            output.say(output.console(), f"{told.replay}: {count} launches taken in")
+        with _device(told, gpu, known) if not by_files else contextlib.nullcontext() as device:
+            if device is not None:
+                bench.is_of(journal, device.name, device.about)
+            try:
+                return _searched(told, gpu, journal, settings, known, device)
+            except KeyboardInterrupt:
+                output.say(
+                    output.console(),
+                    f"stopped: what was measured is kept in {path}, the same command goes on",
+                )
+                return INTERRUPTED
+
+
+def journal_path(gpu: Gpu) -> Path:
+    """Where the journal lies by default: beside the folder of the user's tuning logs."""
+    from tvm_moonpoly import logs
+
+    return logs.folders()[0].parent / "tuning" / f"{gpu.name}.journal.jsonl"
+
+
+def _searched(
+    told: argparse.Namespace,
+    gpu: Gpu,
+    journal: Any,
+    settings: Settings,
+    known: dict[str, list[Contents]],
+    device: Device | None,
+) -> int:
+    from tvm_moonpoly.tuning.cuda import dry_run, gpu_stage
+    from tvm_moonpoly.tuning.cuda.bench import Bench, score
+    from tvm_moonpoly.tuning.progress import Display, duration
+
+    console = output.console()
+    if journal.spent_before:
+        output.say(console, f"{journal.path}: goes on after {duration(journal.spent_before)}")
+    seconds = told.minutes * 60.0
+    with Display(console, lambda: seconds - journal.spent()) as display:
+        seen: set[str] = set()
+
+        def done(kernel: Kernel) -> None:
+            if kernel.name not in seen:
+                seen.add(kernel.name)
+                display.measured(score(kernel.cost, gpu), new=True)
+
+        bench = Bench(
+            gpu,
+            journal,
+            lambda form, tiles: list(dry_run.compiled(form, tiles, gpu)),
+            device,
+            done,
+        )
+        total = settings.trials * sum(len(gpu_stage.groups(f, gpu)) for f in settings.forms)
+        by_form = _by_form(known)
+        outcome = gpu_stage.run(
+            bench,
+            settings,
+            by_form,
+            lambda: journal.spent() > seconds,
+            lambda what: display.phase(what, total),
+        )
+    if journal.spent() > seconds:
+        output.say(console, f"the budget of {duration(seconds)} is spent: --minutes gives more")
+    code = _concluded(told, gpu, bench, outcome, known)
+    if told.propose is not None:
+        code = _proposed(told, gpu, bench, outcome) or code
+    elif outcome.pending:
+        output.say(
+            console,
+            f"{len(outcome.pending)} micro-kernels are yet to be measured: --propose writes them",
+        )
+    return code
+
+
+def _concluded(
+    told: argparse.Namespace,
+    gpu: Gpu,
+    bench: Bench,
+    outcome: Outcome,
+    known: dict[str, list[Contents]],
+) -> int:
+    """Write the logs of what was measured, if something was."""
+    from tvm_moonpoly.tuning.cuda import gpu_stage
+
+    found = {}
+    for dtype, contents in known.items():
+        kernels = [k for group in outcome.kernels.values() for k in group]
+        everything = [*kernels, *(k for each in contents for k in each.kernels)]
+        measured = bench.results(everything)
+        concluded = gpu_stage.conclude(outcome, bench, contents, measured)
+        if concluded is not None and concluded.errors:
+            found[dtype] = (concluded, measured)
+    if not found:
+        output.say(output.console(), "nothing was measured yet: no tuning log is written")
+        return 0
+    results = next(iter(found.values()))[1]
+    concluded_for = {dtype: each for dtype, (each, _) in found.items()}
+    paths = tune_gpu_import.write(gpu, results, concluded_for, told.output)
+    tune_gpu_import.show(concluded_for, paths)
+    return 0 if len(paths) == len(found) else 1
+
+
+def _proposed(told: argparse.Namespace, gpu: Gpu, bench: Bench, outcome: Outcome) -> int:
+    from tvm_moonpoly.tuning.cuda import proposals
+
+    wanted = [task for kernel in outcome.pending for task in bench.wanted(kernel)]
+    if not proposals.write(told.propose, gpu, outcome.pending, wanted):
+        return 1  # and has said why
+    output.say(
+        output.console(),
+        f"wrote {told.propose}: {len(outcome.pending)} micro-kernels to be measured by "
+        f"{len(wanted)} launches; --replay takes the results",
+    )
+    return 0
+
+
+def _settings(told: argparse.Namespace) -> Settings:
+    from tvm_moonpoly.tuning.cuda import dry_run, gpu_stage
+
+    forms = {form.name: form for form in dry_run.FORMS}
+    for name in told.form or ():
+        if name not in forms:
+            raise UserError(f"--form must be one of {', '.join(forms)}, not {name!r}")
+    chosen: Sequence[Form] = [forms[name] for name in told.form or ()] or gpu_stage.SEARCHED
+    return gpu_stage.Settings(
+        tuple(chosen), siblings=not told.form, trials=told.trials, seed=told.seed
+    )
+
+
+def _dtypes() -> tuple[str, ...]:
+    from tvm_moonpoly.tuning.cuda import gpu_logs
+
+    return gpu_logs.DTYPES
+
+
+def _logs_of(gpu: Gpu, dtype: str) -> list[Contents]:
+    from tvm_moonpoly.tuning.cuda import gpu_logs
+
+    try:
+        return gpu_logs.contents_of(gpu, dtype)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _by_form(known: dict[str, list[Contents]]) -> dict[Form, list[Kernel]]:
+    found: dict[Form, list[Kernel]] = {}
+    for contents in known.values():
+        for each in contents:
+            for kernel in each.kernels:
+                found.setdefault(kernel.form, []).append(kernel)
+    return found
+
+
+def _has_gpu() -> bool:
+    import tvm
+
+    return bool(tvm.cuda(0).exist)
+
+
+@contextlib.contextmanager
+def _device(
+    told: argparse.Namespace, gpu: Gpu, known: dict[str, list[Contents]]
+) -> Iterator[Device]:
+    from tvm_moonpoly.tuning.cuda.device import Device, DeviceError
+
+    kernels = [k for contents in known.values() for each in contents for k in each.kernels]
+    first = min(kernels, key=lambda k: k.tile.block_m * k.tile.block_n)
+    try:
+        with Device(gpu, first, told.rpc, told.key or "") as device:
+            yield device
+    except DeviceError as error:
+        raise UserError(str(error)) from error

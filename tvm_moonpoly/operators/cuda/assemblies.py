@@ -1,0 +1,99 @@
+"""The micro-kernels and costs that an operator for a GPU is assembled from, out of its tuning log.
+
+Costs in a log may be computed, not measured: `CudaTable.measured` says which.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tvm.target import Target
+
+from tvm_moonpoly import logs
+from tvm_moonpoly.costmodel import cuda_log
+from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
+from tvm_moonpoly.microkernels.cuda import ARCHITECTURES, Form, products
+from tvm_moonpoly.microkernels.cuda.tile import INPUTS
+from tvm_moonpoly.operators.cuda.matmul import Assembly
+
+#: Micro-kernels of an assembly: the most useful. A plan is weighed in microseconds, and each of
+#: them is compiled once for each epilogue of a model.
+MOST = 8
+
+
+def supported(target: Target) -> str | None:
+    """None when there are micro-kernels and costs for ``target``, else why not."""
+    try:
+        for dtype in INPUTS:
+            log_in_use(target, dtype)
+    except (LookupError, ValueError) as error:
+        return str(error).removeprefix("target: ")
+    return None
+
+
+def assemblies(
+    target: Target, dtype_in: str, dtype_out: str, b_transposed: bool
+) -> tuple[Assembly, ...]:
+    """The assemblies of a product on ``target``, for `build`: that of aligned operands first, the
+    last one suits all calls.
+
+    Raises ValueError for dtypes or a target that there are no micro-kernels for, LookupError when
+    no tuning log has them all.
+    """
+    aligned, unaligned = (Form(dtype_in, dtype_out, b_transposed, each) for each in (True, False))
+    reason = ""
+    for log, found in _logs(target, dtype_in):
+        last = found.of(unaligned)
+        if last:
+            first = found.of(aligned)[:MOST]
+            chosen = [_assembly(aligned, first, found)] if first else []
+            return (*chosen, _assembly(unaligned, last[:MOST], found))
+        reason = f": {log.origin} has no micro-kernels of {unaligned.name}"
+    raise LookupError(f"no tuning log for {_described(target)}{reason}")
+
+
+def log_in_use(target: Target, dtype: str) -> tuple[logs.TuningLog, Contents]:
+    """The tuning log that serves ``target`` for operands of ``dtype``, and what it holds.
+
+    Raises ValueError for a target that there are no micro-kernels for, LookupError when there is no
+    log.
+    """
+    for log, found in _logs(target, dtype):
+        return log, found
+    raise LookupError(f"no tuning log for {_described(target)}")
+
+
+def _logs(target: Target, dtype: str) -> list[tuple[logs.TuningLog, Contents]]:
+    """The logs that serve ``target``, best first."""
+    gpus = products(target)
+    if not gpus:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(
+            f"target: micro-kernels for GPUs are made for {known}, not {_described(target)}"
+        )
+    arch = gpus[0].arch
+    usable = []
+    for log in logs.usable_gpu(arch, [gpu.name for gpu in gpus], dtype):
+        try:
+            found = cuda_log.contents(log.entries, arch)
+        except ValueError as error:
+            logs.say_once(logging.WARNING, f"{log.origin}: skipped: {error}")
+            continue
+        for fault in found.faults:
+            logs.say_once(logging.WARNING, f"{log.origin}: {fault}")
+        usable.append((log, found))
+    if usable:
+        log, found = usable[0]
+        logs.say_once(
+            logging.INFO,
+            f"tuning log of {log.machine_name} ({arch}, {dtype}, {found.status}): {log.origin}",
+        )
+    return usable
+
+
+def _described(target: Target) -> str:
+    return str(target.attrs.get("arch", target.kind.name))
+
+
+def _assembly(form: Form, kernels: tuple[Kernel, ...], found: Contents) -> Assembly:
+    return Assembly(form, tuple(kernel.tile for kernel in kernels), found.table(kernels))
