@@ -19,8 +19,9 @@ TUNE_GPU = $(BIN)/moonpoly tune --gpu nvidia-$(@:tune-%=%) $(if $(DRY_RUN),--dry
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 tune-rtx4090 tune-rtx3090 gpu-logs \
-	bench-gemm bench-tables bench-planner bench-instructions gpu-bundle notebooks clean need-compiler
+.PHONY: help run test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 tune-rtx3090 \
+	tune-rtx4090 gpu-logs bench-gemm bench-conv bench-tables bench-planner bench-instructions gpu-bundle \
+	notebooks clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -71,6 +72,9 @@ gpu-logs: need-compiler $(VENV)/.installed-tune ## Write the GPUs' logs that shi
 
 bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against other libraries (ARGS="--quick")
 	$(BIN)/python -m bench.gemm $(ARGS)
+
+bench-conv: need-compiler $(VENV)/.installed-bench ## Convolutions against other libraries (ARGS="--quick")
+	$(BIN)/python -m bench.conv $(ARGS)
 
 bench-tables: need-compiler $(VENV)/.installed-bench ## The README's table of matrix products from bench/results
 	$(BIN)/python -m bench.gemm.page bench/results/gemm-*-thread*.json

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
+from tvm.tirx import FloatImm, IntImm
 
 from tvm_moonpoly.operators import Activation
 
@@ -26,7 +28,9 @@ WHOLE = {
 ADD, SUBTRACT, MULTIPLY, DIVIDE, POWER = (
     Op.get(f"relax.{name}") for name in ("add", "subtract", "multiply", "divide", "power")
 )
+CLIP = Op.get("relax.clip")
 FUNCTIONS = {Op.get(f"relax.{name}"): name for name in ("erf", "tanh", "sigmoid")}
+CLIP01 = "clip01"  # to between 0 and 1, which every clip is after scaling
 MAX_STEPS = 12  # the longest spelling, gelu_tanh with its cube as products, has 9 operators
 
 
@@ -55,23 +59,29 @@ def match_activation(var: Var, bindings: Bindings) -> Match | None:
 
 
 def _match_spelled_out(var: Var, bindings: Bindings) -> Match | None:
-    """Follow all functions of `var` alone, in program order, up to the first one that is an
-    activation of `var` and is all that the rest of the program sees of them."""
+    """The first one of the functions of `var` that is an activation."""
+    for output, value in functions_of(var, bindings):
+        activation = SPELLED_OUT.get(poly.form(value))
+        if activation is not None:
+            return Match(activation, output)
+    return None
+
+
+def functions_of(var: Var, bindings: Bindings) -> Iterator[tuple[Var, Polynomial]]:
+    """Each function of `var` alone that is all that the rest of the program sees of `var` and of
+    the functions before it, in program order, with its value in terms of `var`."""
     known = {var: poly.X}
     users = list(bindings.users.get(var, ()))
     while users and None not in users and len(known) <= MAX_STEPS:
         output = min((user for user in users if user is not None), key=bindings.order.__getitem__)
         value = _polynomial_of(output, var, known, bindings)
         if value is None:
-            return None
+            return
         users = [user for user in users if not output.same_as(user)]
         if not users:
-            activation = SPELLED_OUT.get(poly.form(value))
-            if activation is not None:
-                return Match(activation, output)
+            yield output, value
         known[output] = value
         users += bindings.users.get(output, ())
-    return None
 
 
 def _polynomial_of(
@@ -93,6 +103,8 @@ def _polynomial_of(
 
 
 def _scalar(expr: Expr) -> Polynomial | None:
+    if isinstance(expr, IntImm | FloatImm):
+        return poly.constant(float(expr.value))
     dtype = str(expr.value.dtype) if isinstance(expr, GenericConst) else ""
     if dtype not in UNITS:
         return None
@@ -108,6 +120,9 @@ def _scalar(expr: Expr) -> Polynomial | None:
 def _apply(op: Op, operands: list[Polynomial]) -> Polynomial | None:
     if op in FUNCTIONS:
         return poly.call(FUNCTIONS[op], operands[0])
+    if op == CLIP:
+        low, high = (poly.constant_value(bound) for bound in operands[1:])
+        return None if low is None or high is None else _clip(operands[0], low, high)
     if op not in (ADD, SUBTRACT, MULTIPLY, DIVIDE, POWER):
         return None
     a, b = operands
@@ -121,6 +136,18 @@ def _apply(op: Op, operands: list[Polynomial]) -> Polynomial | None:
     if op == DIVIDE:
         return poly.multiply(a, poly.constant(1.0 / number)) if number else None
     return poly.multiply(*[a] * int(number)) if number in (2.0, 3.0) else None
+
+
+def _clip(value: Polynomial, low: float, high: float) -> Polynomial | None:
+    if not (low < high and math.isfinite(high - low)):
+        return None
+    scaled = poly.multiply(
+        poly.add(value, poly.constant(-low)) or {}, poly.constant(1.0 / (high - low))
+    )
+    return poly.add(
+        poly.multiply(poly.call(CLIP01, scaled or {}), poly.constant(high - low)) or {},
+        poly.constant(low),
+    )
 
 
 def _gelu(call: str, argument: Polynomial | None) -> poly.Form:

@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import tvm
 from tvm import relax
-from tvm.ir import Call, Op, StringImm
+from tvm.ir import Call, Op
 from tvm.relax import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .bindings import is_claimed
 from .element_count import count, provably_equal
 from .functions import with_functions
+from .run_time_checks import assert_equal, emit_kept
 from .shapes import dims, fresh_symbols, show_dim, show_dims
 
 RESHAPE = Op.get("relax.reshape")
 SQUEEZE = Op.get("relax.squeeze")
-ASSERT_EQUAL = 0  # kAssertEqualToImm of TVM's enum MatchShapeCode
 
 
 @tvm.transform.module_pass(opt_level=0, name="CheckReshapes")
@@ -27,7 +27,7 @@ class CheckReshapes:
     TVM takes the new shape at its word: a reshape of (n, 8) to (n // 4, 32) loses elements without
     a word where n is no multiple of 4, and one to ((n + 3) // 4, 32) reads beyond its operand.
     After this pass both raise a RuntimeError that names function, operator, shapes and the two
-    numbers of elements. `squeeze` of a dimension that is not known to be 1 is treated alike.
+    numbers of elements. `squeeze` of a dimension that is not known to be 1 is treated same_tensor.
 
     To be run before `LegalizeOps`, for any target. The checks are bindings of `match_cast`, which
     no pass of TVM drops; what they call is part of TVM's runtime.
@@ -120,10 +120,7 @@ class _InsertChecks(PyExprMutator):
             f"{self._name}: {operator} {show_dims(before)} -> {show_dims(after)} changes the "
             f"number of elements: {show_dim(made)} instead of {show_dim(given)};"
         )
-        # a shape, no heap, how many dimensions, what to do with the one, and how an error begins
-        arguments = [relax.ShapeExpr([made]), relax.prim_value(0), relax.prim_value(1)]
-        arguments += [relax.prim_value(ASSERT_EQUAL), relax.prim_value(given), StringImm(text)]
-        self._emit_kept("vm.builtin.match_shape", arguments, relax.ShapeType(ndim=-1))
+        emit_kept(self.builder_, assert_equal(made, given, text))
 
     def _is_checked(self, made: Expr, given: Expr) -> bool:
         return any(
@@ -137,14 +134,10 @@ class _InsertChecks(PyExprMutator):
         executed, after it has proved large enough for a view of the shape of the operand."""
         result = self.builder_.emit(call)
         shape = self.builder_.emit(relax.op.shape_of(call.args[0]))
-        self._emit_kept("vm.builtin.reshape", [result, shape], relax.TensorType())
+        ty = relax.TensorType()
+        back = relax.op.call_pure_packed("vm.builtin.reshape", result, shape, ty_args=ty)
+        emit_kept(self.builder_, back)
         return result
-
-    def _emit_kept(self, function: str, arguments: list[Expr], ty: relax.Type) -> None:
-        """Emit a call, which would be dropped as pure and unused, and a cast to a wider type, which
-        never is. A cast to the same type would be, so that the call may not claim to be Any."""
-        value = relax.op.call_pure_packed(function, *arguments, ty_args=ty)
-        self.builder_.match_cast(self.builder_.emit(value), relax.ObjectType())
 
     def _read_dims(self, expr: Expr) -> list[Expr] | None:
         """Names for the dimensions of the tensor or shape `expr`, whose type tells their number;

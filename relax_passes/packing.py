@@ -45,8 +45,8 @@ class Packing:
 
     def weight(self, weight: np.ndarray) -> GenericConst:
         """`weight`, shape (K, N), float32, in panels of the machine's vector lanes."""
-        key = ("weight", weight.shape, _digest(weight))
-        return self._once(key, lambda: self._in_panels(weight))
+        key = ("weight", weight.shape, digest(weight))
+        return self.once(key, lambda: self._in_panels(weight))
 
     def _in_panels(self, weight: np.ndarray) -> Tensor:
         """`pack_weight` a block at a time, into the tensor that the module keeps: a model's
@@ -78,25 +78,26 @@ class Packing:
         vector = None
         if bias is not None:
             vector = np.ascontiguousarray(np.broadcast_to(bias.value.numpy().ravel(), (n,)))
-        key = ("bias", n, None if vector is None else _digest(vector))
-        return self._once(key, lambda: operators.pad_bias(vector, n, self._lanes))
+        key = ("bias", n, None if vector is None else digest(vector))
+        return self.once(key, lambda: operators.pad_bias(vector, n, self._lanes))
 
     def table(self, n: int, k: int) -> GenericConst:
         """The plans of an (M, k) by (k, n) product for each M."""
-        return self._once(("table", n, k), lambda: operators.plan_table(n, k, self.target))
+        return self.once(("table", n, k), lambda: operators.plan_table(n, k, self.target))
 
     def text(self, text: str | None) -> GenericConst:
         """`text` as the packed functions read it: UTF-8, empty for none."""
         encoded = np.frombuffer((text or "").encode(), np.uint8)
-        return self._once(("text", text), lambda: encoded)
+        return self.once(("text", text), lambda: encoded)
 
     def unused(self) -> GenericConst:
         """What stands for an operand that a chain does not have."""
-        return self._once(("unused",), lambda: np.zeros((), np.float32))
+        return self.once(("unused",), lambda: np.zeros((), np.float32))
 
-    def _once(
+    def once(
         self, key: tuple[object, ...], make: Callable[[], np.ndarray | Tensor]
     ) -> GenericConst:
+        """The constant called `key`, which `make` makes where it is not there yet."""
         if key not in self._made:
             made = make()
             # an array is copied, a tensor is not
@@ -105,12 +106,12 @@ class Packing:
         return self._made[key]
 
 
-def _digest(array: np.ndarray) -> bytes:
+def digest(array: np.ndarray) -> bytes:
     """Of the values of `array`, whatever its strides, without a copy of it all."""
-    digest = hashlib.sha256()
+    hashed = hashlib.sha256()
     for first in range(0, len(array), ROWS):
-        digest.update(np.ascontiguousarray(array[first : first + ROWS]).data)
-    return digest.digest()
+        hashed.update(np.ascontiguousarray(array[first : first + ROWS]).data)
+    return hashed.digest()
 
 
 def is_packing(call: Call) -> bool:

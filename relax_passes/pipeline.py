@@ -9,11 +9,15 @@ from tvm.s_tir.meta_schedule.database import Database
 from tvm.target import Target
 
 from . import plan_memory
+from .channels_last import ConvertToChannelsLast
 from .check_reshapes import CheckReshapes
 from .cuda import CompileKernels
+from .fold_into_convolutions import FoldIntoConvolutions
 from .host_code import KeepHostCode
+from .normalize_operators import NormalizeOperators
 from .own_variables import OwnVariables
 from .polymerize import PolymerizeDynamicOps
+from .polymerize_convolutions import PolymerizeConvolutions
 from .report import Report
 from .schedule_memory_bound import ScheduleMemoryBound
 
@@ -27,33 +31,47 @@ def pipeline(
     lift_parameters: bool = False,
     verify: bool = False,
     check_reshapes: bool = True,
+    convolutions: bool = True,
+    fold_into_convolutions: bool = True,
+    channels_last: bool = True,
 ) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
 
-    It is TVM's own default pipeline for `target`, with the dynamic matmuls taken out first.
+    It is TVM's own default pipeline for `target`, with the dynamic matmuls and convolutions taken
+    out first.
     `report`, if given, is told what became of each of them. For CUDA, matmuls of half precision
     are taken out, and all kernels are compiled to machine code here.
 
     * `schedule_memory_bound`: a schedule for the functions that remain between them, on CPUs.
-    * `static`: take out static matmuls as well, unless the MetaSchedule database in context has
-      a record for them.
+    * `static`: take out those of static shapes as well, unless the MetaSchedule database in context
+      has a record for them.
     * `lift_parameters`: pack weights that are parameters once, in `NAME_transform_params`, whose
       results the function `NAME` then takes in their place (`LiftTransformParams`).
     * `verify`: compare each call with TVM's own operators, and raise where they differ by more
       than rounding explains; on CPUs.
     * `check_reshapes`: raise where a reshape at the call loses elements.
+    * `convolutions`: take out convolutions at all; `fold_into_convolutions`: batch norms and pads
+      around them become part of them; `channels_last`: convert networks in NCHW to NHWC, once at
+      their borders.
     """
     target = Target(target)
     polymerize = PolymerizeDynamicOps(
         target, report, static=static, pack_parameters=lift_parameters, verify=verify
     )
+    convolution_passes = [
+        NormalizeOperators(target, static),
+        *([FoldIntoConvolutions(target, static)] if fold_into_convolutions else []),
+        *([ConvertToChannelsLast(target, static)] if channels_last else []),
+        PolymerizeConvolutions(target, report, static=static, verify=verify),
+    ]
 
     @tvm.transform.module_pass(opt_level=0, name="MoonPolyPipeline")
     def _pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         passes = [
-            # Phase 1. Dynamic matmuls become calls of the operator library.
+            # Phase 1. Dynamic convolutions and matmuls become calls of the operator library.
             OwnVariables(),
             *([CheckReshapes()] if check_reshapes else []),
+            *(convolution_passes if convolutions else []),
             polymerize,
             *([relax.transform.LiftTransformParams()] if lift_parameters else []),
             # Phase 2 and later. Everything else.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import tvm
@@ -17,11 +17,10 @@ from .canonical import canonical
 from .match import MATMUL, Left, classify
 from .packing import Packing, is_packing
 from .report import Entry, Report
+from .run_time_checks import emit_kept
 from .shapes import show
-from .tuned import has_record
+from .tuned import has_fused_record
 from .verify import verified
-
-MOST_FUSED = 4  # a matmul and operators after it that are looked up in the tuning database
 
 
 @dataclass(frozen=True)
@@ -82,18 +81,7 @@ def matmuls(bindings: Bindings) -> list[Var]:
 
 def _tuned(bindings: Bindings, packing: Packing) -> set[Var]:
     """The matmuls that TVM has a tuning record for, alone or fused with operators after them."""
-    found = set()
-    for var in matmuls(bindings):
-        values = [(var, bindings.value[var])]
-        while len(values) < MOST_FUSED:
-            user = bindings.only_user(values[-1][0])
-            call = bindings.value.get(user) if user is not None else None
-            if not (isinstance(call, Call) and isinstance(call.op, Op)):
-                break
-            values.append((user, call))
-        if has_record(values, packing.target):
-            found.add(var)
-    return found
+    return {var for var in matmuls(bindings) if has_fused_record(var, bindings, packing.target)}
 
 
 def replace(last: Var, value: Call, bindings: Bindings) -> None:
@@ -112,12 +100,19 @@ def _drop_operands(value: relax.Expr, bindings: Bindings) -> None:
 
 @mutator
 class Rebuild(PyExprMutator):
-    """Puts the new calls in place, and leaves out the dropped bindings."""
+    """Puts the new calls in place, each after its `checks`, and leaves out the dropped bindings."""
 
-    def __init__(self, mod: tvm.IRModule, calls: dict[Var, Call], dropped: set[Var]) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        calls: Mapping[Var, relax.Expr],
+        dropped: Set[Var],
+        checks: Mapping[Var, Sequence[Call]] | None = None,
+    ) -> None:
         super().__init__(mod)
         self._calls = calls
         self._dropped = dropped
+        self._checks = checks or {}
         self._packed: dict[tuple[Var, int], Var] = {}
 
     def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
@@ -136,6 +131,8 @@ class Rebuild(PyExprMutator):
         return new
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        for check in self._checks.get(binding.var, ()):
+            emit_kept(self.builder_, check)
         if binding.var in self._calls:
             binding = relax.VarBinding(binding.var, self._calls[binding.var])
         if binding.var not in self._dropped:

@@ -1,4 +1,4 @@
-"""Whether the user has tuned a static matmul with MetaSchedule."""
+"""Whether the user has tuned a static matmul or convolution with MetaSchedule."""
 
 from __future__ import annotations
 
@@ -7,18 +7,33 @@ from collections.abc import Sequence
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.ir import Call
+from tvm.ir import Call, Op
 from tvm.s_tir.meta_schedule.database import Database  # which TVM itself has imported by now
 from tvm.target import Target
 
-from .bindings import variables_of
+from .bindings import Bindings, variables_of
 from .shapes import dims, is_static
+
+MOST_FUSED = 4  # an operator and those after it that are looked up in the tuning database
+
+
+def has_fused_record(var: relax.Var, bindings: Bindings, target: Target) -> bool:
+    """Whether TVM has a tuning record for the matmul or convolution `var`, alone or fused with
+    operators after it."""
+    values = [(var, bindings.value[var])]
+    while len(values) < MOST_FUSED:
+        user = bindings.only_user(values[-1][0])
+        call = bindings.value.get(user) if user is not None else None
+        if not (isinstance(call, Call) and isinstance(call.op, Op)):
+            break
+        values.append((user, call))
+    return has_record(values, target)
 
 
 def has_record(values: Sequence[tuple[relax.Var, Call]], target: Target) -> bool:
-    """Whether the tuning database in context has a record for a matmul.
+    """Whether the tuning database in context has a record for a matmul or a convolution.
 
-    `values` are bindings: a matmul, then those operators after it, each using the one before,
+    `values` are bindings: it, then those operators after it, each using the one before,
     that TVM may fuse with it. A record counts that is of the function which TVM makes of the
     matmul alone, or of the matmul and as many of the others as it fuses.
 

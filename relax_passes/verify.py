@@ -53,7 +53,7 @@ def verified(var: Var, call: Call, found: Replacement, packing: Packing) -> Call
     # integers must be equal: nothing is read of their bound
     bound = plain
     if dtype.startswith("float"):
-        bound = _product(_magnitude(a), _magnitude(b), call, packing)
+        bound = _product(magnitude(a), magnitude(b), call, packing)
     for link in found.epilogue.links:
         plain, bound = _value(plain, link), _bound(bound, link)
     if found.is_transposed:
@@ -84,7 +84,8 @@ def _product(a: Expr, b: Expr, call: Call, packing: Packing) -> Expr:
     return relax.call_dps_packed(operators.ZEROS_IF_EMPTY[dtype], [value, k], ty)
 
 
-def _magnitude(tensor: Expr) -> Expr:
+def magnitude(tensor: Expr) -> Expr:
+    """The absolute values of `tensor`."""
     if isinstance(tensor, GenericConst):
         return relax.const(np.abs(tensor.value.numpy()), dtype_of(tensor))
     return relax.op.abs(tensor)
@@ -105,7 +106,7 @@ def _bound(bound: Expr, link: Link) -> Expr:
         return relax.op.add(bound, relax.const(1.0, "float32"))
     if isinstance(step, Activation):
         return relax.op.multiply(bound, relax.const(OF_ACTIVATION, "float32"))
-    magnitude = _magnitude(link.operand)
+    operand = magnitude(link.operand)
     if step in (Step.MULTIPLY, Step.DIVIDE):
-        return ARITHMETIC[step](bound, magnitude)
-    return relax.op.add(bound, magnitude)
+        return ARITHMETIC[step](bound, operand)
+    return relax.op.add(bound, operand)

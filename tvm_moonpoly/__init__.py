@@ -9,11 +9,12 @@ from tvm_moonpoly import verbosity
 if TYPE_CHECKING:
     from relax_passes.pipeline import pipeline
     from tvm_moonpoly.explanation import explain
+    from tvm_moonpoly.explanation_conv import explain_conv2d
     from tvm_moonpoly.machine import detect_target
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "detect_target", "explain", "pipeline"]
+__all__ = ["__version__", "detect_target", "explain", "explain_conv2d", "pipeline"]
 
 verbosity.apply()
 
@@ -32,4 +33,8 @@ def __getattr__(name: str) -> Any:
         from tvm_moonpoly.explanation import explain
 
         return explain
+    if name == "explain_conv2d":
+        from tvm_moonpoly.explanation_conv import explain_conv2d
+
+        return explain_conv2d
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ class Record:
     were not timed why not. ``at`` is the time of day, seconds since 1970.
     """
 
-    shape: Shape
+    shape: Any
     threads: int
     rounds: dict[str, list[float]]
     absent: dict[str, str] = field(default_factory=dict)
@@ -50,10 +50,10 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """The record of ``to_json``."""
+    def from_json(cls, data: Mapping[str, Any], kind: type[Any] = Shape) -> Record:
+        """The record of ``to_json``, of a case of the given kind."""
         return cls(
-            Shape.from_json(data["shape"]),
+            kind.from_json(data["shape"]),
             data["threads"],
             data["rounds"],
             data["absent"],
@@ -69,7 +69,7 @@ class Measured:
     ``seconds`` puts together the runs in which every candidate of the first one took part.
     """
 
-    shape: Shape
+    shape: Any
     seconds: dict[str, list[float]]
     absent: dict[str, str] = field(default_factory=dict)
     runs: tuple[dict[str, list[float]], ...] = ()
@@ -86,13 +86,22 @@ class Measured:
 class Journal:
     """The file, and what it holds. Use as a context manager, or `close` it."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], restart: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        restart: bool = False,
+        kind: type[Any] = Shape,
+    ) -> None:
         """Go on with the journal at ``path`` if its header is ``header``, else start it anew.
+
+        ``kind`` is what its cases are: something with a ``key``, ``to_json`` and ``from_json``.
 
         ``resumed`` says which, and ``reason`` why a journal that was there was not gone on with; it
         is kept beside the new one with the ending ``.old``. One that was finished is not gone on
         with either.
         """
+        self._kind = kind
         self.path, self.header = path, json.loads(json.dumps(header))
         self.notes: dict[int, dict[str, Any]] = {}
         self.records: list[Record] = []
@@ -153,7 +162,7 @@ class Journal:
         if "note" in line:
             self.notes[line["threads"]] = line["note"]
         else:
-            self.records.append(Record.from_json(line))
+            self.records.append(Record.from_json(line, self._kind))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

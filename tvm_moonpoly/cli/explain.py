@@ -32,6 +32,10 @@ LARGEST = (1 << 31) - 1
 
 def main(arguments: Sequence[str]) -> int:
     """Print the plan of one shape; returns the exit code."""
+    if arguments and arguments[0] == "conv2d":
+        from tvm_moonpoly.cli import explain_conv
+
+        return explain_conv.main(arguments[1:])
     usage = _parser()
     options = usage.parse_args(arguments)
     if options.threads is not None and options.threads > targets.MOST_THREADS:
@@ -79,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         "predicted time, the runners-up, and why the plan was chosen.",
         EXAMPLES,
     )
-    found.add_argument("operator", choices=["matmul"], help="what to explain")
+    found.add_argument(
+        "operator", choices=["matmul"], help="matmul; or conv2d, see explain conv2d -h"
+    )
     for name, what in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A")):
         found.add_argument(name, metavar=name.upper(), type=positive, help=what)
     found.add_argument(

@@ -10,6 +10,16 @@ from tvm.target import Target
 from tvm_moonpoly.operators import plain, verify
 from tvm_moonpoly.operators.activation import Activation
 from tvm_moonpoly.operators.chain import MAX_OPERANDS, MAX_STEPS, Chain, Step
+from tvm_moonpoly.operators.conv_constants import (
+    CONV2D,
+    CONV2D_F16,
+    CONV2D_RESIDUAL,
+    CONV2D_RESIDUAL_F16,
+    ConvActivation,
+    ConvSpec,
+    pack_conv_weight,
+    pad_conv_bias,
+)
 from tvm_moonpoly.operators.linear import LINEAR, LINEAR_CHAIN, LINEAR_RESIDUAL, PACK
 from tvm_moonpoly.operators.matmul import MATMUL, MATMUL_CHAIN
 from tvm_moonpoly.operators.operator_library import (
@@ -23,6 +33,10 @@ from tvm_moonpoly.operators.packing import pack_weight, pad_bias
 from tvm_moonpoly.operators.tensors import ABSENT, COUNT_BIT, MAX_DIMS
 
 __all__ = [
+    "CONV2D",
+    "CONV2D_F16",
+    "CONV2D_RESIDUAL",
+    "CONV2D_RESIDUAL_F16",
     "LINEAR",
     "LINEAR_CHAIN",
     "LINEAR_RESIDUAL",
@@ -37,14 +51,18 @@ __all__ = [
     "ZEROS_IF_EMPTY",
     "Activation",
     "Chain",
+    "ConvActivation",
+    "ConvSpec",
     "OperatorLibrary",
     "Step",
     "described",
     "encode_axes",
     "lanes",
     "library",
+    "pack_conv_weight",
     "pack_weight",
     "pad_bias",
+    "pad_conv_bias",
     "plan_table",
     "supported",
 ]

@@ -16,11 +16,13 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
+    FLOAT,
     FLOATS,
     INT,
     Expr,
     Functions,
     as_int,
+    branch,
     cell,
     div,
     let,
@@ -28,6 +30,10 @@ from tvm_moonpoly.emit import (
     switch,
     vector,
 )
+from tvm_moonpoly.operators.conv_constants import ConvActivation
+
+#: The function that applies any activation of a convolution.
+ACTIVATE_BOUNDED = "moonpoly_activate_bounded"
 
 
 class Activation(IntEnum):
@@ -93,6 +99,95 @@ def emit(functions: Functions, lanes: int) -> None:
                     done = let(done + count * width)
 
         switch(activation, [int(kind) for kind in bodies], apply)
+
+
+def reference_bounded(
+    activation: ConvActivation, x: np.ndarray, first: float = 0.0, second: float = 0.0
+) -> np.ndarray:
+    """The activation of a convolution, with its parameters, in float64."""
+    x = np.asarray(x, dtype=np.float64)
+    if activation == ConvActivation.CLIP:
+        return _clipped(x, first, second)
+    with np.errstate(invalid="ignore"):
+        if activation == ConvActivation.HARDSWISH:
+            return x * _clipped(x / 6 + 0.5, 0, 1)
+        if activation == ConvActivation.HARDSIGMOID:
+            return _clipped(first * x + second, 0, 1)
+    return reference(Activation(int(activation)), x)
+
+
+def _clipped(x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Between the bounds, NaN kept."""
+    below = np.where(x < low, low, x)
+    return np.where(below > high, high, below)
+
+
+def emit_bounded(functions: Functions, lanes: int) -> None:
+    """Define ``moonpoly_activate_bounded(c, ldc, m, n, activation, first, second)``: any
+    `ConvActivation`, in place on ``m`` rows of ``n``. NONE and RELU are left to the caller."""
+
+    @functions.separate(
+        ACTIVATE_BOUNDED,
+        c=FLOATS,
+        ldc=INT,
+        m=INT,
+        n=INT,
+        activation=INT,
+        first=FLOAT,
+        second=FLOAT,
+    )
+    def _(c: Any, ldc: Expr, m: Expr, n: Expr, activation: Expr, first: Expr, second: Expr) -> None:
+        bodies = {
+            ConvActivation.CLIP: lambda x, width: _between(x, first, second, width),
+            ConvActivation.HARDSWISH: _hardswish,
+            ConvActivation.HARDSIGMOID: lambda x, width: _hardsigmoid(x, first, second, width),
+        }
+
+        def bounded() -> None:
+            def apply(kind: int) -> None:
+                body = bodies[ConvActivation(kind)]
+                with loop(m) as i:
+                    done = as_int(0)
+                    for width in (2 * lanes, 1):
+                        start, count = let(i * ldc + done), let(div(n - done, width))
+                        with loop(count) as v:
+                            at = vector(start + v * width, width) if width > 1 else start + v
+                            c[at] = body(c[at], width)
+                        done = let(done + count * width)
+
+            switch(activation, [int(kind) for kind in bodies], apply)
+
+        branch(
+            activation >= int(ConvActivation.CLIP),
+            bounded,
+            lambda: functions["moonpoly_activate"](c.at(0), ldc, m, n, activation),
+        )
+
+
+def _spread(value: Expr, lanes: int) -> Expr:
+    return value if lanes == 1 else T.Broadcast(value, lanes)
+
+
+def _between(x: Expr, low: Expr, high: Expr, lanes: int) -> Expr:
+    """min(max(x, low), high), NaN kept."""
+    x, low, high = _keep(lanes, x), _spread(low, lanes), _spread(high, lanes)
+    x = _keep(lanes, tirx.Select(x < low, low, x))
+    return tirx.Select(x > high, high, x)
+
+
+def _unit(x: Expr, lanes: int) -> Expr:
+    return _between(x, tirx.const(0.0, FLOAT), tirx.const(1.0, FLOAT), lanes)
+
+
+def _hardswish(x: Expr, lanes: int) -> Expr:
+    """x * min(max(x / 6 + 0.5, 0), 1)."""
+    x = _keep(lanes, x)
+    return x * _unit(x * _constant(1 / 6, lanes) + _constant(0.5, lanes), lanes)
+
+
+def _hardsigmoid(x: Expr, alpha: Expr, beta: Expr, lanes: int) -> Expr:
+    """min(max(alpha * x + beta, 0), 1)."""
+    return _unit(x * _spread(alpha, lanes) + _spread(beta, lanes), lanes)
 
 
 def _constant(value: float, lanes: int) -> Expr:

@@ -128,7 +128,7 @@ def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
             )
 
 
-def _rows_name(nv: int, form: Form) -> str:
+def rows_name(nv: int, form: Form) -> str:
     return f"moonpoly_rows_{nv}{SUFFIXES[form]}"
 
 
@@ -140,7 +140,7 @@ def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Reco
     """
     by_height = {r.mr: r for r in records}
 
-    @functions.separate(_rows_name(nv, form), **TILE, m=INT, mr=INT, later=INT)
+    @functions.separate(rows_name(nv, form), **TILE, m=INT, mr=INT, later=INT)
     def _(**args: Any) -> None:
         a, x, c, m = args["a"], args["x"], args["c"], args["m"]
         lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
@@ -200,7 +200,7 @@ def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], machin
             later = let(select(size > machine.l2_bytes // 2, nv * args["b_vector"], 0))
             with loop(args["count"]) as g:
                 column = let(g * (nv * lanes))
-                functions[_rows_name(nv, form)](
+                functions[rows_name(nv, form)](
                     args["a"].at(0),
                     args["lda"],
                     args["b"].at(g * nv * args["b_vector"]),
@@ -249,7 +249,7 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
             rows = let(minimum(m - row, height))
             with loop(rows) as i, loop(columns) as j:
                 x_tile[i * lanes + j] = x[(row + i) * args["ldx"] + j]
-            functions[_rows_name(1, Form.PLAIN)](
+            functions[rows_name(1, Form.PLAIN)](
                 args["a"].at(row * args["lda"]),
                 args["lda"],
                 args["b"].at(0),

@@ -29,6 +29,8 @@ from tvm_moonpoly.operators import (
     activation,
     cache,
     chaining,
+    conv,
+    depthwise,
     errors,
     gemm_region,
     gemm_tiles,
@@ -44,7 +46,7 @@ from tvm_moonpoly.operators import (
 )
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner import native as native_planner
-from tvm_moonpoly.planner import spec
+from tvm_moonpoly.planner import native_conv, spec
 from tvm_moonpoly.planner.plan import BMode, largest
 
 #: ``moonpoly_plan_rows(n, k, batch, b_mode, out)``: out[m] is the plan for m rows, m = 1, 2, ...
@@ -183,6 +185,7 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     tensors.emit(defined)
     product.emit(defined)
     activation.emit(defined, machine.lanes)
+    activation.emit_bounded(defined, machine.lanes)
     chaining.emit(defined, machine.lanes)
     packing.emit(defined, sorted({r.mr for r in records if r.packed_a}), machine.lanes)
     stream.emit(defined, machine.lanes)
@@ -194,6 +197,9 @@ def functions(machine: Machine, table: CostTable) -> Functions:
     matmul.emit(defined, machine)
     verify.emit(defined)
     plain.emit(defined, machine)
+    native_conv.emit(defined, machine, table)
+    conv.emit(defined, records, machine)
+    depthwise.emit(defined, machine)
     _emit_plan_rows(defined)
     return defined
 

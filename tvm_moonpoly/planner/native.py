@@ -63,10 +63,6 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
     _emit_plan(functions, layout, machine, table)
 
 
-def _blocks_name(form: Form) -> str:
-    return f"moonpoly_with_blocks_{form.name.lower()}"
-
-
 def _emit_with_blocks(
     functions: Functions, main: Form, layout: Layout, machine: Machine, table: CostTable
 ) -> None:
@@ -78,8 +74,8 @@ def _emit_with_blocks(
     highest = max(record.mr for record in table.tasks)
 
     @functions.private(
-        _blocks_name(main), **_PRODUCT, mode=INT, kc=INT, mc=INT, costs=native_groups.COSTS,
-        best=INTS,
+        native_groups.with_blocks_name(main), **_PRODUCT, mode=INT, kc=INT, mc=INT,
+        costs=native_groups.COSTS, best=INTS,
     )  # fmt: skip
     def _(
         m: Expr,
@@ -180,7 +176,7 @@ def _emit_plan(functions: Functions, layout: Layout, machine: Machine, table: Co
         best[1] = select(b_mode == int(BMode.PREPACKED), *_UNPLANNED)
 
         def weigh(blocks: BlockSizes, form: Form, mode: Expr) -> None:
-            functions[_blocks_name(form)](
+            functions[native_groups.with_blocks_name(form)](
                 m, n, k, b_mode, crowded, mode, blocks.kc, blocks.mc, costs.at(0), best.at(0)
             )
 

@@ -83,9 +83,15 @@ class Layout:
         ]
 
 
-def bind_costs(layout: Layout) -> Pointer:
-    """A view of the costs, which become part of the module that is being written; only once."""
-    return constant_array(_SYMBOL, layout.numbers, 32)
+def bind_costs(layout: Layout, symbol: str = _SYMBOL) -> Pointer:
+    """A view of the costs, which become part of the module that is being written; only once under
+    each name."""
+    return constant_array(symbol, layout.numbers, 32)
+
+
+def with_blocks_name(form: Form) -> str:
+    """The function of `native` that weighs plans of one blocking with a main region of ``form``."""
+    return f"moonpoly_with_blocks_{form.name.lower()}"
 
 
 def segment_of(k: Expr) -> Expr:

@@ -84,7 +84,7 @@ def candidates(product: Product, machine: Machine, table: CostTable) -> list[Cho
             continue
         for mode in READINGS[product.b_mode]:
             if mode != BMode.STREAM and suits(blocks, mode):
-                choices += _with_blocks(product, mode, blocks, machine, table)
+                choices += with_blocks(product, mode, blocks, machine, table)
     if BMode.STREAM in READINGS[product.b_mode]:
         choices.append(_streamed(product, machine, table))
     return choices
@@ -121,7 +121,7 @@ def suits(blocks: BlockSizes, mode: BMode) -> bool:
     return blocks.mc > 0 or blocks.kc == 0
 
 
-def _with_blocks(
+def with_blocks(
     product: Product, mode: BMode, sizes: BlockSizes, machine: Machine, table: CostTable
 ) -> list[Choice]:
     m, n, k, traffic = product.m, product.n, product.k, table.traffic

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
-from bench.gemm.shapes import Shape
 from bench.gemm.threads.link import Link, WorkerLost
 from bench.gemm.threads.protocol import (
     Describe,
@@ -92,7 +92,7 @@ class Crew:
         return {name: link.pid for name, link in self._links.items()}
 
     def prepare(
-        self, shape: Shape, seed: int, seconds: float
+        self, shape: Any, seed: int, seconds: float
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Have every worker prepare ``shape`` within ``seconds``.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from bench.gemm.shapes import Shape
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Described:
 class Prepare:
     """Make operands from ``seed`` and check every candidate on them; answered by `Prepared`."""
 
-    shape: Shape
+    shape: Any
     seed: int
 
 

@@ -6,9 +6,9 @@ import math
 import time
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 from bench.gemm.run import FEWEST_ROUNDS
-from bench.gemm.shapes import Shape
 from bench.gemm.threads.crew import Crew
 from bench.gemm.threads.link import WorkerLost
 from bench.measure import WARM_SECONDS
@@ -17,14 +17,14 @@ SLOWEST = 1e9  # FLOP/s; a candidate that is slower than this hangs
 PATIENCE = 30.0  # seconds granted on top of that
 
 
-def seed_of(shape: Shape) -> int:
+def seed_of(shape: Any) -> int:
     """The seed of a case's operands, the same in every process and every run."""
     return zlib.crc32(shape.key.encode())
 
 
 def measure_case(
     crew: Crew,
-    shape: Shape,
+    shape: Any,
     rounds: int,
     min_seconds: float,
     max_seconds: float = math.inf,

@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench import measure
 from bench.gemm.peers import Run, reason_of
-from bench.gemm.shapes import Shape
 from bench.gemm.threads.link import connection_of
 from bench.gemm.threads.protocol import (
     Describe,
@@ -36,7 +35,7 @@ class Holder(Protocol):
     def describe(self) -> Described:
         """What there is."""
 
-    def prepare(self, shape: Shape, seed: int) -> tuple[dict[str, Run], dict[str, str]]:
+    def prepare(self, shape: Any, seed: int) -> tuple[dict[str, Run], dict[str, str]]:
         """Make operands of ``shape`` from ``seed``; returns the calls of those candidates that
         compute the product, and why the others are missing."""
 
@@ -44,8 +43,10 @@ class Holder(Protocol):
         """Drop what was made for the shape; its calls have been dropped before."""
 
 
-def serve(connection: Connection, holder: Holder) -> None:
-    """Answer until the host closes the pipe."""
+def serve(
+    connection: Connection, holder: Holder, clock: Callable[[], float] = time.perf_counter
+) -> None:
+    """Answer until the host closes the pipe; samples are timed by ``clock``."""
     runs: dict[str, Run] = {}
     repeats: dict[str, int] = {}
     while True:
@@ -66,7 +67,7 @@ def serve(connection: Connection, holder: Holder) -> None:
                     if warm:
                         warm_up(runs[name])
                     answer, repeats[name] = measure.sample(
-                        runs[name], repeats[name], min_seconds, time.perf_counter
+                        runs[name], repeats[name], min_seconds, clock
                     )
                 except Exception as reason:  # whatever a library raises, the others go on
                     answer = Failed(reason_of(reason))

@@ -1,0 +1,126 @@
+"""The command line: options in, tables and JSON files out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.conv.cases import all_cases, quick_cases
+from bench.conv.layer import CLASSES, Layer
+from bench.conv.peers import PEER_NAMES
+from bench.gemm.cli import parse_threads
+from bench.gemm.environment import restart_in_fair_environment
+from bench.gemm.journal import Journal
+from bench.gemm.run import Effort
+
+QUICK = Effort(rounds=8, min_seconds=0.01, case_seconds=3, budget=200)
+FULL = Effort(rounds=16, min_seconds=0.01, case_seconds=8, budget=60 * 60)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; ends the program with a message when they are wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.conv",
+        description="Convolutions against other libraries. A run that was interrupted goes on "
+        "where it stopped when the same command is given again.",
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="about 28 small layers, some 4 minutes")
+    add("--threads", metavar="N[,N]", help="threads a candidate; 1,2, with --quick 1")
+    add("--classes", metavar="NAME,...", help=f"only these of {', '.join(CLASSES)}")
+    add("--networks", metavar="NAME,...", help="only layers of these, such as mobilenet_v1")
+    add("--rounds", type=int, help=f"{QUICK.rounds} with --quick, else {FULL.rounds}")
+    add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
+    add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}")
+    add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
+    add("--each", action="store_true", help="print a line for every layer")
+    add("--restart", action="store_true", help="start anew, whatever the journal holds")
+    options = parser.parse_args(arguments)
+    try:
+        check(options)
+    except ValueError as wrong:
+        parser.error(str(wrong))
+    return options
+
+
+def check(options: argparse.Namespace) -> None:
+    """Put values in place of text; raises ValueError that names the option and the rule."""
+    if options.rounds is not None and options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    if options.budget is not None and options.budget <= 0:
+        raise ValueError(f"--budget must be positive, got {options.budget}")
+    options.threads = parse_threads(options.threads or ("1" if options.quick else "1,2"))
+    chosen = PEER_NAMES if options.peers is None else tuple(options.peers.split(","))
+    unknown = [name for name in chosen if name not in PEER_NAMES]
+    if unknown:
+        known = ", ".join(PEER_NAMES)
+        raise ValueError(f"--peers: unknown {', '.join(unknown)}; known are {known}")
+    options.peers = chosen
+    options.cases = choose_cases(options)
+
+
+def choose_cases(options: argparse.Namespace) -> list[Layer]:
+    """The layers to measure; raises ValueError when there are none of what was asked for."""
+    layers = quick_cases() if options.quick else all_cases()
+    for option, name in (("classes", "group"), ("networks", "network")):
+        given = getattr(options, option)
+        if given is None:
+            continue
+        wanted = set(given.split(","))
+        missing = wanted - {getattr(layer, name) for layer in layers}
+        if missing:
+            raise ValueError(f"--{option}: there are no layers of {', '.join(sorted(missing))}")
+        layers = [layer for layer in layers if getattr(layer, name) in wanted]
+    return layers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the bench; returns the exit code."""
+    options = parse(arguments)
+    restart_in_fair_environment(min(options.threads))
+    from bench.gemm.report import make_console
+
+    console = make_console()
+    path = options.out / f"conv{'-quick' if options.quick else ''}.jsonl"
+    try:
+        measure(options, path)
+    except RuntimeError as reason:
+        console.print(f"[red]bench.conv: {reason}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; what was measured is in {path}: the same command goes on")
+        return 130
+    return 0
+
+
+def measure(options: argparse.Namespace, path: Path) -> None:
+    """Measure for each number of threads, print and write its document."""
+    from bench.conv.report import print_document
+    from bench.conv.session import header, run
+    from bench.conv.summary import document
+    from bench.gemm.report import make_console
+
+    console = make_console()
+    effort = QUICK if options.quick else FULL
+    budget = effort.budget if options.budget is None else 60 * options.budget
+    rounds = options.rounds or effort.rounds
+    effort = Effort(rounds, effort.min_seconds, effort.case_seconds, budget)
+    chosen = {name: getattr(options, name) for name in ("threads", "classes", "networks")}
+    about = header(effort, options.peers, chosen)
+    with Journal(path, about, restart=options.restart, kind=Layer) as journal:
+        if journal.resumed:
+            console.print(f"going on with the {len(journal.records)} runs of {path}")
+        elif journal.reason is not None:
+            console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+        for threads in options.threads:
+            start = time.monotonic()
+            run(options.cases, options.peers, effort, threads, journal, console)
+            found = document(journal, threads)
+            print_document(console, found, each=options.each)
+            console.print(f"took {time.monotonic() - start:.0f} s")
+            name = f"{path.stem}-{threads}-thread{'s' if threads > 1 else ''}.json"
+            (options.out / name).write_text(json.dumps(found, indent=1) + "\n")
+        journal.finish()

@@ -1,0 +1,82 @@
+"""Run as a process by test_conv_core_memory: convolutions on operands against protected pages.
+
+A read or write outside an operand or of the workspace kills the process. The last line before that
+names the case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import tvm
+from conv_testing import Case, call, check, reach, with_activation
+from core_memory_worker import Guarded, Workspace
+from core_testing import CANARY_NUMBER
+
+import tvm_moonpoly
+from tvm_moonpoly import operators
+from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
+
+#: (kernel, strides, padding, dilation, groups)
+KINDS = [
+    ((1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 1), (1, 1), (1, 0, 0, 2), (1, 1), 1),
+    ((1, 5), (1, 2), (0, 0, 0, 0), (1, 1), 1),
+    ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 2),
+    ((3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
+    ((5, 2), (1, 3), (2, 0, 1, 3), (1, 2), 1),
+    ((3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 3),
+    ((7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+]
+#: channels of a group, and outputs
+CHANNELS = [(1, 1), (3, 8), (4, 13), (8, 24), (9, 7), (16, 16), (19, 30), (32, 41)]
+#: what the input is larger than the kernel needs
+MORE = [(0, 0), (1, 2), (5, 9)]
+
+
+def main() -> None:
+    library = operators.library(tvm_moonpoly.detect_target())
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name) / "library.so"
+    library.module.export_library(str(path))
+    # loaded before it is guarded: that fills in the functions which are replaced
+    library = replace(library, module=tvm.runtime.load_module(str(path)))
+    workspace = Workspace(path)
+    rng = np.random.default_rng(5)
+    names = ("x", "weight", "bias", "residual", "out")
+    memory = {name: Guarded(400) for name in names}
+    activations = list(ConvActivation)
+    numbers = itertools.count()
+    for kind, (inputs, outputs), more in itertools.product(KINDS, CHANNELS, MORE):
+        kernel, strides, padding, dilation, groups = kind
+        i = next(numbers)
+        spec = ConvSpec(
+            kernel, inputs * groups, outputs * groups, strides, padding, dilation, groups
+        )
+        spec = with_activation(spec, activations[i % len(activations)])
+        size = [max(reach(spec, axis) + more[axis], 1) for axis in range(2)]
+        dtype = "float16" if i % 4 == 3 else "float32"
+        case = Case.random(rng, spec, 1 + i % 2, *size, residual=i % 3 == 0, dtype=dtype)
+        packed, bias, _ = case.constants(library.machine.lanes)
+        for side in ("begin", "end"):
+            print(spec, case.x.shape, dtype, side, flush=True)
+            placed = {"weight": memory["weight"].place(packed, side)}
+            placed["bias"] = memory["bias"].place(bias, side)
+            placed["x"] = memory["x"].place(case.x, side)
+            if case.residual is not None:
+                placed["residual"] = memory["residual"].place(case.residual, side)
+            out = memory["out"].place(np.full(case.shape, CANARY_NUMBER, dtype), side)
+            check(call(library, case, out, **placed), case)
+            np.testing.assert_array_equal(placed["x"], case.x)
+    assert workspace.pieces > 100
+    print("all cases ran", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The planner of convolutions: its specification, its native twin, and the bound on workspace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from test_core_planner import SETTINGS
+
+import tvm_moonpoly
+from tvm_moonpoly import native
+from tvm_moonpoly.emit import INT, Functions, loop
+from tvm_moonpoly.operators.tensors import Tensor
+from tvm_moonpoly.planner import conv, native_conv
+from tvm_moonpoly.planner import native as native_planner
+from tvm_moonpoly.planner.conv import (
+    BAND_PART,
+    BOUNDED_BYTES,
+    BOUNDED_KERNEL,
+    PLAN_FIELDS,
+    Convolution,
+    Form,
+)
+from tvm_moonpoly.planner.native_conv import Numbers
+
+
+def random_convolutions(count: int, seed: int) -> list[Convolution]:
+    """Convolutions of all forms, small and large."""
+    rng = np.random.default_rng(seed)
+
+    def size(highest: int) -> int:
+        return int(np.exp(rng.uniform(0, np.log(highest + 0.99))))
+
+    found = []
+    for _ in range(count):
+        kernel = [(1, 1), (3, 3), (1, size(20)), (size(11), size(11))][rng.integers(0, 4)]
+        strides = (1, 1) if rng.integers(0, 2) else (size(4), size(4))
+        dilation = (1, 1) if rng.integers(0, 3) else (size(3), size(3))
+        square = kernel == (3, 3) and strides == dilation == (1, 1)
+        found.append(
+            Convolution(
+                n=size(32),
+                oh=1 if rng.integers(0, 8) == 0 else size(300),
+                ow=size(2000 if rng.integers(0, 4) == 0 else 300),
+                channels=size(2048),
+                outputs=size(2048),
+                groups=1 if rng.integers(0, 2) else size(64),
+                kernel=kernel,
+                strides=strides,
+                dilation=dilation,
+                padded=bool(rng.integers(0, 2)),
+                half=rng.integers(0, 4) == 0,
+                winograd=square and bool(rng.integers(0, 3)),
+            )
+        )
+    return found
+
+
+CONVOLUTIONS = random_convolutions(1200, 5)
+
+
+def described(each: Convolution) -> dict[str, int]:
+    """What the native planner is told."""
+    names = ("kernel_h", "kernel_w", "stride_h", "stride_w", "dilation_h", "dilation_w")
+    sizes = (*each.kernel, *each.strides, *each.dilation)
+    numbers = dict(zip(names, sizes, strict=True))
+    same = ("n", "oh", "ow", "channels", "outputs", "groups", "depth")
+    numbers.update({name: getattr(each, name) for name in same})
+    flags = {"top": each.padded, "half": each.half, "winograd": each.winograd}
+    return {**numbers, **{name: int(flag) for name, flag in flags.items()}}
+
+
+def native_plans(machine, table) -> list[tuple[int, ...]]:
+    """The plans of `CONVOLUTIONS` by the native planner, compiled alone."""
+    defined = Functions()
+    native_planner.emit(defined, machine, table)
+    native_conv.emit(defined, machine, table)
+    size = len(Numbers.names())
+
+    @defined.public("plan_many", numbers="handle")
+    def _(numbers):
+        given = Tensor(numbers, "numbers", INT)
+        with loop(given.shape[0]) as i:
+            defined[native_conv.PLAN_CONV](given.data.at(i * size))
+
+    function = native.build(defined.module(), tvm_moonpoly.detect_target())["plan_many"]
+    names = Numbers.names()
+    given = np.zeros((len(CONVOLUTIONS), size), np.int64)
+    for row, each in zip(given, CONVOLUTIONS, strict=True):
+        for name, value in described(each).items():
+            row[names[name]] = value
+    out = tvm.runtime.tensor(given)
+    function(out)
+    first = names[PLAN_FIELDS[0]]
+    return [tuple(map(int, row[first : first + len(PLAN_FIELDS)])) for row in out.numpy()]
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def setting(request):
+    return SETTINGS[request.param]()
+
+
+def test_both_planners_decide_alike(setting):
+    machine, table = setting
+    seen = set()
+    for each, found in zip(CONVOLUTIONS, native_plans(machine, table), strict=True):
+        plan = conv.plan(each, machine, table)
+        assert tuple(int(getattr(plan, name)) for name in PLAN_FIELDS) == found, each
+        seen.add(plan.form)
+    assert seen == set(Form)
+
+
+def test_plans_cover_everything_once(setting):
+    machine, table = setting
+    for each in CONVOLUTIONS:
+        plan = conv.plan(each, machine, table)
+        assert plan.rows >= 1 and plan.width >= 1 and plan.blocks >= 1 and plan.splits_n >= 1
+        assert 1 <= plan.workers <= min(machine.cores, 127)
+        assert plan.workers <= each.groups * plan.blocks * plan.splits_n
+        panels = (
+            -(-each.outputs // machine.lanes) if each.winograd else each.outputs // machine.lanes
+        )
+        assert (panels - plan.tail_nv) % plan.nv == 0 and panels >= plan.tail_nv
+        if plan.form in (Form.JOINED, Form.PIXELS):
+            assert plan.blocks == -(-each.pixels // plan.width)
+            continue
+        images, high, wide = each.n, each.oh, each.ow
+        if plan.form == Form.PATCHES:
+            images, high, wide = 1, each.n * -(-each.oh // 2), -(-each.ow // 2)
+        assert plan.segments * plan.width >= wide > (plan.segments - 1) * plan.width - plan.segments
+        assert plan.blocks == images * -(-high // plan.rows) * plan.segments
+
+
+def test_workspace_is_bounded(setting):
+    """A quarter of an im2col buffer, or the band of one pixel (of one patch) where that is more."""
+    machine, table = setting
+    for each in CONVOLUTIONS:
+        plan = conv.plan(each, machine, table)
+        buffer = 4 * each.pixels * each.depth * each.groups
+        if each.kernel[0] * each.kernel[1] < BOUNDED_KERNEL or buffer < BOUNDED_BYTES:
+            continue
+        one = conv.band_floats(each, plan.form, 1, 1, machine, table)
+        assert conv.workspace_bytes(plan) <= max(buffer // BAND_PART, 4 * plan.workers * one), each

@@ -1,0 +1,358 @@
+"""The packed functions of a convolution with constant weights, NHWC.
+
+``moonpoly_conv2d_f32(x, weight, bias, spec, out)`` and with a residual before ``spec``: ``x``
+(N, H, W, C), ``out`` and the residual (N, OH, OW, OC), all compact; the constants are those of
+`conv_constants`. The functions of float16 take and write float16, compute in float32, and have the
+same constants. What is computed is ``out = act(conv(x) + bias + residual)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+
+from tvm_moonpoly.emit import (
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    Expr,
+    Functions,
+    Pointer,
+    as_int,
+    branch,
+    ceil_div,
+    div,
+    let,
+    loop,
+    minimum,
+    scratch,
+    select,
+    vector,
+    when,
+    workspace,
+)
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.records import Record
+from tvm_moonpoly.operators import (
+    conv_arguments,
+    conv_band,
+    conv_patch_inputs,
+    conv_tiles,
+    conv_winograd,
+    dltensor,
+)
+from tvm_moonpoly.operators.conv_arguments import ARGUMENTS
+from tvm_moonpoly.operators.conv_constants import (
+    CONV2D,
+    CONV2D_F16,
+    CONV2D_RESIDUAL,
+    CONV2D_RESIDUAL_F16,
+)
+from tvm_moonpoly.operators.conv_tiles import BLOCK_NAMES, TILES
+from tvm_moonpoly.operators.gemm_tiles import zeros_row
+from tvm_moonpoly.operators.sharing import Each, run_chunks
+from tvm_moonpoly.planner.conv import Form
+from tvm_moonpoly.planner.native_conv import PLAN_CONV, Numbers
+
+#: The types of operands: of each its name, and the functions without and with a residual.
+KINDS = {
+    "f32": (FLOAT, CONV2D, CONV2D_RESIDUAL),
+    "f16": ("float16", CONV2D_F16, CONV2D_RESIDUAL_F16),
+}
+
+
+def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
+    """Define the functions of `KINDS` and all that they call but the planner."""
+    conv_tiles.emit(functions, records, machine)
+    conv_patch_inputs.emit_transform(functions, machine.lanes)
+    for kind, (dtype, plain, residual) in KINDS.items():
+        conv_arguments.emit(functions, kind, dtype, machine.lanes)
+        conv_band.emit(functions, kind, dtype, machine.lanes)
+        conv_winograd.emit(functions, kind, dtype, records, machine)
+        _emit_chunk(functions, kind, dtype, machine)
+        for name in (plain, residual):
+            _emit_public(functions, name, kind, dtype)
+
+
+def _emit_public(functions: Functions, name: str, kind: str, dtype: str) -> None:
+    added = ["residual"] if "residual" in name else []
+    tensors = ["x", "weight", "bias", *added, "spec", "out"]
+
+    @functions.public(name, **dict.fromkeys(tensors, "handle"))
+    def _(**handles: Any) -> None:
+        conv = Numbers.new()
+        given = [handles.get(each, handles["out"]) for each in ("residual", "out")]
+        functions[f"{ARGUMENTS}_{kind}"](
+            *(handles[each] for each in ("x", "weight", "bias", "spec")),
+            *given,
+            len(added),
+            conv.memory.at(0),
+        )
+        with when(conv["n"] * conv["oh"] * conv["ow"] > 0):
+            functions[PLAN_CONV](conv.memory.at(0))
+            size = let(conv["band"])
+            types = {"weight": FLOAT, "bias": FLOAT}
+            operands = [
+                dltensor.address(handles.get(each, handles["out"]), dltensor.DATA,
+                                 types.get(each, dtype))
+                for each in ("x", "weight", "bias", "residual", "out")
+            ]  # fmt: skip
+
+            def work(each: Each) -> None:
+                def chunks(space: Pointer) -> None:
+                    each(
+                        lambda index: functions[f"moonpoly_conv_chunk_{kind}"](
+                            conv.memory.at(0), *operands, space.at(0), index
+                        )
+                    )
+
+                branch(size > 0, lambda: chunks(workspace(size)), lambda: chunks(scratch(1)))
+
+            count = let(conv["groups"] * conv["blocks"] * conv["splits_n"])
+            run_chunks(let(conv["workers"]), count, work)
+
+
+def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -> None:
+    """One block of one group, or a part of its columns."""
+    lanes, half = machine.lanes, dtype != FLOAT
+    if half:
+        _emit_converted(functions, lanes)
+
+    data = f"{dtype}*"
+    parameters = {
+        "numbers": INTS,
+        "x": data,
+        "weight": FLOATS,
+        "bias": FLOATS,
+        "residual": data,
+        "out": data,
+        "space": FLOATS,
+        "index": INT,
+    }
+
+    @functions.private(f"moonpoly_conv_chunk_{kind}", **parameters)
+    def _(
+        numbers: Pointer,
+        x: Pointer,
+        weight: Pointer,
+        bias: Pointer,
+        residual: Pointer,
+        out: Pointer,
+        space: Pointer,
+        index: Expr,
+    ) -> None:
+        conv = Numbers(numbers)
+
+        def patches() -> None:
+            functions[conv_winograd.patches_name(kind)](
+                numbers.at(0), x.at(0), weight.at(0), bias.at(0), residual.at(0), out.at(0),
+                space.at(0), index,
+            )  # fmt: skip
+
+        def others() -> None:
+            functions[f"moonpoly_conv_block_{kind}"](
+                numbers.at(0), x.at(0), weight.at(0), bias.at(0), residual.at(0), out.at(0),
+                space.at(0), index,
+            )  # fmt: skip
+
+        branch(conv["form"] == int(Form.PATCHES), patches, others)
+
+    @functions.separate(f"moonpoly_conv_block_{kind}", **parameters)
+    def _(
+        numbers: Pointer,
+        x: Pointer,
+        weight: Pointer,
+        bias: Pointer,
+        residual: Pointer,
+        out: Pointer,
+        space: Pointer,
+        index: Expr,
+    ) -> None:
+        conv = Numbers(numbers)
+        splits, blocks = let(conv["splits_n"]), let(conv["blocks"])
+        whole = let(div(index, splits))
+        part = let(index - whole * splits)
+        group = let(div(whole, blocks))
+        block = let(whole - group * blocks)
+        form, depth, panels = let(conv["form"]), let(conv["depth"]), let(conv["panels"])
+        oh, ow = let(conv["oh"]), let(conv["ow"])
+        channels, in_channels = let(conv["channels"]), let(conv["in_channels"])
+        outputs, out_channels = let(conv["outputs"]), let(conv["out_channels"])
+        by_rows = tirx.any(form == int(Form.ROWS), form == int(Form.WINDOWS))
+
+        # the first output row, of all images, and pixel of the block; its rows and their pixels
+        place = scratch(4, INT)
+
+        def of_rows() -> None:
+            segments = let(conv["segments"])
+            row_blocks = let(ceil_div(oh, conv["rows"]))
+            each = let(div(block, segments))
+            image = let(div(each, row_blocks))
+            row = let((each - image * row_blocks) * conv["rows"])
+            pixel = let((block - each * segments) * conv["width"])
+            place[0], place[1] = image * oh + row, pixel
+            place[2], place[3] = minimum(conv["rows"], oh - row), minimum(conv["width"], ow - pixel)
+
+        def of_pixels() -> None:
+            pixels = let(conv["n"] * oh * ow)
+            first = let(block * conv["width"])
+            row = let(div(first, ow))
+            place[0], place[1] = row, first - row * ow
+            place[2], place[3] = as_int(1), minimum(conv["width"], pixels - first)
+
+        branch(by_rows, of_rows, of_pixels)
+        row, pixel, rows, width = (let(place[i]) for i in range(4))
+        channel = let(group * channels)
+        column_run = let(conv["kernel_h"] * channels)
+        columns = let((width - 1) * conv["stride_w"] + conv["kernel_w"])
+        window_row = let(columns * column_run)
+        with when(rows * width > 0):
+            # the band
+            with when(form == int(Form.WINDOWS)), loop(rows) as i:
+                functions[conv_band.band_name(kind)](
+                    numbers.at(0), x.at(0), space.at(i * window_row), row + i, pixel, width,
+                    0, channel,
+                )  # fmt: skip
+            with when(form == int(Form.PIXELS)):
+                done, at = scratch(1, INT), scratch(2, INT)
+                done[0], at[0], at[1] = as_int(0), row, pixel
+                # a part of an output row at a time
+                with loop(div(pixel + width - 1, ow) + 1):
+                    count = let(minimum(ow - at[1], width - done[0]))
+                    functions[conv_band.band_name(kind)](
+                        numbers.at(0), x.at(0), space.at(done[0] * depth), at[0], at[1],
+                        count, 1, channel,
+                    )  # fmt: skip
+                    done[0], at[0], at[1] = done[0] + count, at[0] + 1, as_int(0)
+
+            # its columns: whole groups of panels, the tail region and what is left in the last part
+            nv, tail_nv = let(conv["nv"]), let(conv["tail_nv"])
+            main = let(div(panels - tail_nv, nv))
+            regions = let(main + select(tail_nv > 0, 1, 0))
+
+            def group_of(number: Expr) -> Expr:
+                return let(minimum(ceil_div(number * regions, splits), main))
+
+            first, last = group_of(part), part == splits - 1
+            tail = let(select(last, tail_nv, 0))
+            own_panels = let(select(last, panels - first * nv, (group_of(part + 1) - first) * nv))
+            panel = let(first * nv)
+            stored = let(conv["columns"])
+
+            image = let(div(row, oh))
+            in_row = let((row - image * oh) * conv["stride_h"])
+            step = let(conv["w"] * in_channels)
+            at = let((image * conv["h"] + in_row) * step + pixel * conv["stride_w"] * in_channels)
+            t = Numbers(scratch(len(BLOCK_NAMES), INT), BLOCK_NAMES)
+            t["rows"], t["width"] = rows, width
+            in_band = tirx.any(form == int(Form.WINDOWS), form == int(Form.PIXELS))
+            band_step = select(form == int(Form.WINDOWS), conv["stride_w"] * column_run, depth)
+            t["lda"] = select(in_band, band_step, conv["stride_w"] * in_channels)
+            t["a_row"] = select(in_band, window_row, conv["stride_h"] * step)
+            t["depth"], t["panels"] = depth, own_panels
+            t["columns"] = select(last, stored, 0)
+            t["nv"], t["mr"], t["tail_nv"] = nv, conv["mr"], tail
+            t["tail_mr"], t["kc"] = conv["tail_mr"], conv["kc"]
+            for name in ("activation", "first", "second"):
+                t[name] = conv[name]
+            padded_panels = let(panels + select(stored > 0, 1, 0))
+            weights = weight.at((group * padded_panels + panel) * lanes * depth)
+            biases = bias.at((group * padded_panels + panel) * lanes)
+            column = let(group * outputs + panel * lanes)
+            to = let((row * ow + pixel) * out_channels + column)
+            c_row = let(ow * out_channels)
+            zeros = zeros_row(lanes)
+
+            if not half:
+                has = let(conv["residual"])
+                t["ldc"], t["c_row"] = out_channels, c_row
+                t["ldx"], t["x_row"] = out_channels * has, c_row * has
+                t["x_step"] = has
+                inside = x.unless(in_band, space)
+                start = select(in_band, 0, at + channel)
+                functions[TILES](
+                    t.memory.at(0),
+                    inside.at(start),
+                    weights,
+                    residual.unless(has == 0, zeros).at(select(has > 0, to, 0)),
+                    biases,
+                    out.at(to),
+                )
+            else:
+                _through_floats(
+                    functions, conv, t, space, weights, biases, zeros, residual, out, to, lanes
+                )
+
+
+def _through_floats(
+    functions: Functions,
+    conv: Numbers,
+    t: Numbers,
+    space: Pointer,
+    weights: Expr,
+    biases: Expr,
+    zeros: Pointer,
+    residual: Pointer,
+    out: Pointer,
+    to: Expr,
+    lanes: int,
+) -> None:
+    """The tiles of a block whose outputs are float16: through float32 at the end of the band, in
+    whole panels. A residual is put there before."""
+    has, rows, width = let(conv["residual"]), let(t["rows"]), let(t["width"])
+    own, tail = let(t["panels"] * lanes), let(t["columns"])
+    columns = let(own + tail)
+    padded = let(own + select(tail > 0, lanes, 0))
+    c_row = let(width * padded)
+    # from the end: what was written beyond the band is before it
+    start = let(conv["band"] - rows * c_row)
+    narrow = let(conv["ow"] * conv["out_channels"])
+
+    def converted(name: str, half: Pointer, i: Expr) -> None:
+        functions[name](
+            half.at(to + i * narrow), conv["out_channels"], space.at(start + i * c_row), padded,
+            width, columns,
+        )  # fmt: skip
+
+    with when(has > 0), loop(rows) as i:
+        converted("moonpoly_conv_from_half", residual, i)
+    t["ldc"], t["c_row"], t["x_step"] = padded, c_row, has
+    t["ldx"], t["x_row"] = padded * has, c_row * has
+    functions[TILES](
+        t.memory.at(0),
+        space.at(0),
+        weights,
+        zeros.unless(has > 0, space).at(select(has > 0, start, 0)),
+        biases,
+        space.at(start),
+    )
+    with loop(rows) as i:
+        converted("moonpoly_conv_to_half", out, i)
+
+
+def _emit_converted(functions: Functions, lanes: int) -> None:
+    """``m`` rows of ``n`` elements between float16 and float32."""
+    matrix = {"half": "float16*", "ldh": INT, "q": FLOATS, "ldq": INT, "m": INT, "n": INT}
+    for name, to_half in (("moonpoly_conv_from_half", False), ("moonpoly_conv_to_half", True)):
+
+        @functions.separate(name, **matrix)
+        def _(
+            half: Pointer, ldh: Expr, q: Pointer, ldq: Expr, m: Expr, n: Expr, to: bool = to_half
+        ) -> None:
+            with loop(m) as i:
+                done = as_int(0)
+                for width in (lanes, 1):
+                    count = let(div(n - done, width))
+                    with loop(count) as j:
+                        one, other = i * ldh + done + j * width, i * ldq + done + j * width
+                        many = f"x{width}" if width > 1 else ""
+                        here = vector(one, width) if width > 1 else one
+                        there = vector(other, width) if width > 1 else other
+                        if to:
+                            half[here] = tirx.Cast(f"float16{many}", q[there])
+                        else:
+                            q[there] = tirx.Cast(f"{FLOAT}{many}", half[here])
+                    done = let(done + count * width)

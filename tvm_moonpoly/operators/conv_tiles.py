@@ -1,0 +1,167 @@
+"""The tiles of a block of output pixels, several output rows at a time.
+
+Of each group of panels all rows of the block are computed before the next group, so that its
+weights come from far only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from tvm_moonpoly.emit import (
+    FLOAT,
+    FLOATS,
+    INTS,
+    Expr,
+    Functions,
+    Pointer,
+    as_int,
+    ceil_div,
+    div,
+    let,
+    loop,
+    maximum,
+    minimum,
+    select,
+    switch,
+    when,
+)
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.microkernels.records import Form, Record
+from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED
+from tvm_moonpoly.operators.conv_constants import ConvActivation
+from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
+from tvm_moonpoly.operators.gemm_tiles import rows_name, zeros_row
+from tvm_moonpoly.planner.native_conv import Numbers
+
+TILES = "moonpoly_conv_tiles"
+
+#: What a block is. ``rows`` rows of ``width`` pixels, ``a_row``, ``x_row`` and ``c_row`` floats
+#: from the pixels of one to those of the next, and ``lda``, ``ldx`` and ``ldc`` from pixel to
+#: pixel. ``panels`` whole panels of ``depth`` steps and ``columns`` lanes of a partial one.
+#: ``x_step`` is 0 where x is a row of zeros.
+BLOCK = (
+    "rows",
+    "width",
+    "a_row",
+    "x_row",
+    "c_row",
+    "lda",
+    "ldx",
+    "ldc",
+    "x_step",
+    "depth",
+    "panels",
+    "columns",
+    "nv",
+    "mr",
+    "tail_nv",
+    "tail_mr",
+    "kc",
+    "activation",
+    "first",
+    "second",
+)
+BLOCK_NAMES = {name: i for i, name in enumerate(BLOCK)}
+
+
+def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
+    """Define `TILES`: ``C = act(A @ B + X + z)`` for the block that ``numbers`` describe."""
+    lanes = machine.lanes
+    widths = sorted({r.nv for r in records if r.form == Form.PLAIN})
+
+    @functions.separate(TILES, numbers=INTS, a=FLOATS, b=FLOATS, x=FLOATS, z=FLOATS, c=FLOATS)
+    def _(numbers: Pointer, a: Pointer, b: Pointer, x: Pointer, z: Pointer, c: Pointer) -> None:
+        given = Numbers(numbers, BLOCK_NAMES)
+        t = {name: let(given[name]) for name in BLOCK}
+        first, second = (
+            let(tirx.reinterpret(FLOAT, t[name].astype("int32"))) for name in ("first", "second")
+        )
+        zeros = zeros_row(lanes)
+        depth, width = t["depth"], t["width"]
+        k_blocks = let(maximum(ceil_div(depth, select(t["kc"] == 0, depth, t["kc"])), 1))
+        kb = let(ceil_div(depth, k_blocks))
+        relu = t["activation"] == int(ConvActivation.RELU)
+        main = let(div(t["panels"] - t["tail_nv"], t["nv"]))
+
+        with loop(k_blocks) as kk:
+            k0 = let(kk * kb)
+            steps = let(minimum(kb, depth - k0))
+            last, later_block = let(kk == k_blocks - 1), kk > 0
+            lo = let(tirx.Select(tirx.all(last, relu), tirx.const(0.0, FLOAT), MINUS_INFINITY))
+            active = let(
+                select(
+                    tirx.all(last, t["activation"] > int(ConvActivation.RELU)), t["activation"], 0
+                )
+            )
+            # later blocks of the reduction add to what is there
+            added, bias = x.unless(later_block, c), z.unless(later_block, zeros)
+            x_step = let(select(later_block, 1, t["x_step"]))
+            x_row = let(select(later_block, t["c_row"], t["x_row"]))
+            ldx = let(select(later_block, t["ldc"], t["ldx"]))
+            z_step = let(select(later_block, 0, 1))
+
+            def activate(column: Expr, row: Expr, columns: Expr) -> None:
+                with when(active > 0):
+                    functions[ACTIVATE_BOUNDED](
+                        c.at(row * t["c_row"] + column), t["ldc"], width, columns, active, first,
+                        second,
+                    )  # fmt: skip
+
+            # the main region, then the tail region
+            with loop(2) as region:
+                in_main = let(region == 0)
+                nv = let(select(in_main, t["nv"], t["tail_nv"]))
+                mr = let(select(in_main, t["mr"], t["tail_mr"]))
+                count = let(select(in_main, main, select(t["tail_nv"] > 0, 1, 0)))
+                start = let(select(in_main, 0, main * t["nv"]))
+
+                def groups(nv: int) -> None:
+                    size = t["panels"] * steps * (lanes * 4)
+                    ahead = let(select(size > machine.l2_bytes // 2, nv * depth * lanes, 0))
+                    with loop(count) as g, loop(t["rows"]) as row:
+                        panel = let(start + g * nv)
+                        column = let(panel * lanes)
+                        functions[rows_name(nv, Form.PLAIN)](
+                            a.at(row * t["a_row"] + k0),
+                            t["lda"],
+                            b.at((panel * depth + k0) * lanes),
+                            depth * lanes,
+                            as_int(lanes),
+                            added.at(column * x_step + row * x_row),
+                            ldx,
+                            bias.at(column * z_step),
+                            c.at(column + row * t["c_row"]),
+                            t["ldc"],
+                            steps,
+                            lo,
+                            width,
+                            mr,
+                            select(row == 0, ahead, 0),
+                        )
+                        activate(column, row, as_int(nv * lanes))
+
+                with when(count > 0):
+                    switch(nv, widths, groups)
+            with when(t["columns"] > 0), loop(t["rows"]) as row:
+                column = let(t["panels"] * lanes)
+                functions["moonpoly_edge"](
+                    a.at(row * t["a_row"] + k0),
+                    t["lda"],
+                    b.at((t["panels"] * depth + k0) * lanes),
+                    0,
+                    lanes,
+                    added.at(column * x_step + row * x_row),
+                    ldx,
+                    bias.at(column * z_step),
+                    c.at(column + row * t["c_row"]),
+                    t["ldc"],
+                    steps,
+                    lo,
+                    width,
+                    t["columns"],
+                    0,
+                )
+                activate(column, row, t["columns"])

@@ -1,0 +1,193 @@
+"""The packed functions of depthwise convolution: each channel with a kernel of its own.
+
+``out = act(conv(x) + bias [+ residual])``, layout NHWC; x, residual and out are all float32 or all
+float16, weight (`conv_constants.pack_depthwise_weight`) and bias (`packing.pad_bias`) float32, and
+so are the sums. ``spec`` is what `ConvSpec.encode` makes. They write their last argument, which
+must share no memory with the others, and hold no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from tvm_moonpoly.emit import (
+    FLOAT,
+    INT,
+    INTS,
+    LINE,
+    Expr,
+    Functions,
+    Pointer,
+    as_int,
+    branch,
+    ceil_div,
+    cell,
+    div,
+    maximum,
+    minimum,
+    scratch,
+    select,
+    when,
+    workspace,
+)
+from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.operators import depthwise_loops, depthwise_sizes, depthwise_tiles, dltensor
+from tvm_moonpoly.operators.conv_constants import (
+    DEPTHWISE,
+    DEPTHWISE_F16,
+    DEPTHWISE_RESIDUAL,
+    DEPTHWISE_RESIDUAL_F16,
+)
+from tvm_moonpoly.operators.depthwise_loops import chunk_name
+from tvm_moonpoly.operators.depthwise_sizes import SIZES, Numbers, check_name
+from tvm_moonpoly.operators.depthwise_tiles import TAPS, Taps
+from tvm_moonpoly.operators.sharing import Each, run_chunks
+from tvm_moonpoly.planner.plan import largest
+
+#: Multiplications that are worth a worker of their own.
+_GRAIN = 1 << 18
+
+#: Chunks for each worker, of which there may be fewer, and the fewest rows of one.
+_CHUNKS, _FEWEST_ROWS = 8, 4
+
+#: Where addresses repeat in the first-level cache: bytes of one of its ways.
+_WAY = 4096
+
+#: Columns that are copied at once are a multiple of this one.
+_STRIP = 8
+
+_BLOCKS = "moonpoly_depthwise_blocks"
+
+
+def emit(functions: Functions, machine: Machine) -> None:
+    """Define the packed functions and all that they call."""
+    depthwise_sizes.emit(functions)
+    depthwise_tiles.emit(functions, machine.lanes)
+    depthwise_loops.emit(functions, machine)
+    _emit_blocks(functions, machine)
+    for name, dtype, adds in (
+        (DEPTHWISE, FLOAT, False),
+        (DEPTHWISE_RESIDUAL, FLOAT, True),
+        (DEPTHWISE_F16, "float16", False),
+        (DEPTHWISE_RESIDUAL_F16, "float16", True),
+    ):
+        _emit(functions, name, dtype, adds)
+
+
+def _emit(functions: Functions, name: str, dtype: str, adds: bool) -> None:
+    names = ["x", "weight", "bias", *(["residual"] if adds else []), "spec", "out"]
+
+    @functions.public(name, **dict.fromkeys(names, "handle"))
+    def _(**handles: Any) -> None:
+        s = Numbers(SIZES)
+        given = {"residual": handles["out"], **handles}
+        order = ("x", "weight", "bias", "residual", "spec", "out")
+        functions[check_name(dtype)](*(given[n] for n in order), int(adds), s.memory.at(0))
+        functions[_BLOCKS](s.memory.at(0), int(dtype == FLOAT))
+        pointers = {n: _data(given[n], FLOAT if n in ("weight", "bias") else dtype) for n in order}
+
+        def work(each: Each, space: Pointer) -> None:
+            def chunk(index: Expr) -> None:
+                tensors = (pointers[n].at(0) for n in ("x", "weight", "bias", "residual", "out"))
+                functions[chunk_name(dtype)](*tensors, s.memory.at(0), space.at(0), index)
+
+            each(chunk)
+
+        def run(copies: bool) -> None:
+            chunks = cell(s["n"] * s["row_blocks"] * s["blocks"])
+            run_chunks(
+                cell(s["workers"]),
+                chunks,
+                lambda each: work(each, workspace(cell(s["copy"])) if copies else scratch(1)),
+            )
+
+        with when(s["workers"] > 0):
+            branch(s["copy"] > 0, lambda: run(True), lambda: run(False))
+
+
+def _data(handle: Expr, dtype: str) -> Pointer:
+    return Pointer.to(dltensor.address(handle, dltensor.DATA, dtype), dtype)
+
+
+def _emit_blocks(functions: Functions, machine: Machine) -> None:
+    """How the work is cut: writes the last of `SIZES`. There are no workers where there is no
+    output. The inputs of chunks are copied only if ``may_copy``, where pixels are in conflict."""
+
+    @functions.separate(_BLOCKS, sizes=INTS, may_copy=INT)
+    def _(sizes: Pointer, may_copy: Expr) -> None:
+        s = Numbers(SIZES, sizes)
+        outputs = cell(s["n"] * s["oh"] * s["ow"] * s["c"])
+        taps = s["kernel_h"] * s["kernel_w"]
+        products = tirx.Cast(FLOAT, outputs) * tirx.Cast(FLOAT, taps)
+        most = float(min(machine.cores, largest("workers")))
+        grains = tirx.min(products / tirx.const(float(_GRAIN), FLOAT), tirx.const(most, FLOAT))
+        s["workers"] = select(outputs > 0, maximum(tirx.Cast(INT, grains), 1), 0)
+        s["copy"] = as_int(0)
+        with when(outputs > 0):
+            copied = tirx.all(may_copy != 0, _in_conflict(s, machine))
+            branch(copied, lambda: _copied(s, machine), lambda: _direct(s, machine))
+            s["row_blocks"] = ceil_div(s["oh"], s["rows"])
+
+
+def _direct(s: Numbers, machine: Machine) -> None:
+    """As many chunks as workers can share fairly, of all channels if there are rows enough."""
+    workers = cell(s["workers"])
+    chunks = cell(workers * _CHUNKS)
+    fair = cell(maximum(ceil_div(s["n"] * s["oh"], chunks), _FEWEST_ROWS))
+    rows = cell(minimum(select(workers > 1, fair, s["oh"]), s["oh"]))
+    found = cell(s["n"] * ceil_div(s["oh"], rows))
+    vectors = cell(maximum(div(s["c"], machine.lanes), 1))
+    parts = cell(minimum(ceil_div(chunks, found), vectors))
+    cut = tirx.all(workers > 1, found < 2 * workers)
+    whole = cell(ceil_div(vectors, parts) * machine.lanes)
+    s["rows"] = rows
+    s["channels"] = select(tirx.all(cut, parts > 1), whole, s["c"])
+    # what is left of the channels, less than a vector, goes with the last block
+    s["blocks"] = maximum(div(s["c"], s["channels"]), 1)
+
+
+def _in_conflict(s: Numbers, machine: Machine) -> Expr:
+    """Whether the pixels of a tile push each other out of the first-level cache."""
+    pixel = cell(s["c"] * 4)
+    # places repeat with the size of a way, in which pixels begin at so many different lines
+    apart = cell(minimum(tirx.bitwise_and(pixel, 0 - pixel), _WAY))
+    room = cell(div(as_int(machine.l1_bytes), apart))
+
+    def crowded(taps: Taps) -> Expr:
+        columns = minimum(s["ow"], taps.columns)
+        lines = s["kernel_h"] * ((columns - 1) * taps.stride + taps.count)
+        return tirx.all(
+            s["kernel_w"] == taps.count, s["stride_w"] == taps.stride, lines * 2 > room * 3
+        )
+
+    known = tirx.any(*(crowded(taps) for taps in TAPS))
+    return tirx.all(s["dilation_w"] == 1, tirx.truncmod(s["c"], as_int(LINE)) == 0, known)
+
+
+def _copied(s: Numbers, machine: Machine) -> None:
+    """All rows of some channels where these fit the first-level cache, else of one cache line of
+    channels, and of as many columns at once, or of as many rows."""
+    room = cell(div(as_int(machine.l1_bytes), LINE * 4))  # cache lines
+
+    def inputs(columns: Expr) -> Expr:
+        return (columns - 1) * s["stride_w"] + s["kernel_w"]
+
+    def outputs(inputs: Expr, axis: str) -> Expr:
+        """How many follow from so many rows or columns; at least 1."""
+        beyond = cell(maximum(inputs - s[f"reach_{axis}"], 0))
+        return cell(div(beyond, s[f"stride_{axis}"]) + 1)
+
+    height = cell((s["oh"] - 1) * s["stride_h"] + s["reach_h"])
+    lines = cell(minimum(div(room, height * inputs(s["ow"])), div(s["c"], LINE)))
+    fitting = cell(div(outputs(div(room, height), "w"), _STRIP) * _STRIP)
+    s.fill({"rows": s["oh"], "columns": s["ow"]})
+    with when(lines == 0):
+        s["columns"] = minimum(maximum(fitting, _STRIP), s["ow"])
+        with when(fitting == 0):
+            s["rows"] = minimum(outputs(div(room, inputs(s["columns"])), "h"), s["oh"])
+    s["channels"] = maximum(lines, 1) * LINE
+    s["blocks"] = ceil_div(s["c"], s["channels"])
+    height = cell((s["rows"] - 1) * s["stride_h"] + s["reach_h"])
+    s["copy"] = height * inputs(s["columns"]) * s["channels"]
