@@ -19,9 +19,9 @@ TUNE_GPU = $(BIN)/moonpoly tune --gpu nvidia-$(@:tune-%=%) $(if $(DRY_RUN),--dry
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 tune-rtx3090 \
-	tune-rtx4090 gpu-logs bench-gemm bench-conv bench-tables bench-planner bench-instructions gpu-bundle \
-	notebooks clean need-compiler
+.PHONY: help run run-ocr test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 \
+	tune-rtx3090 tune-rtx4090 gpu-logs bench-gemm bench-conv bench-tables bench-planner \
+	bench-instructions gpu-bundle notebooks clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
 
@@ -32,6 +32,9 @@ help: ## List the targets
 # Without TVM_NUM_THREADS, TVM uses half of the cores and counts them anew at each parallel call.
 run: need-compiler $(VENV)/.installed-run ## Compile a sentence-embedding model, run it at many sizes
 	TVM_NUM_THREADS=$${TVM_NUM_THREADS:-$$($(CORES))} $(BIN)/python -m bench.minilm $(ARGS)
+
+run-ocr: need-compiler $(VENV)/.installed-run ## Two networks that read text: lines of every width (ARGS="--quick")
+	TVM_NUM_THREADS=$${TVM_NUM_THREADS:-$$($(CORES))} $(BIN)/python -m bench.ocr $(ARGS)
 
 test: lint ## Check style and types, then run the tests (ARGS for pytest)
 	$(BIN)/python -m pytest $(ARGS)

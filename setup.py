@@ -45,8 +45,9 @@ XGBOOST = [
 # psutil: tvm's MetaSchedule imports it. scipy: the least squares of learning.
 TUNE = ["cloudpickle", "psutil", "scipy", "tornado", *XGBOOST]
 
-# What `make run` needs to build the sentence-embedding model and to check it.
-RUN = ["onnxruntime", "safetensors", "threadpoolctl", "tokenizers"]
+# What `make run` needs to build the sentence-embedding model and to check it, and `make run-ocr` to
+# write lines of text; since release 10.1 Pillow's own font has any size.
+RUN = ["onnxruntime", "pillow>=10.1", "safetensors", "threadpoolctl", "tokenizers"]
 
 # The planner's bench: scipy for its rank correlations, matplotlib for its figure.
 PLANNER = ["matplotlib", "scipy", "threadpoolctl"]

@@ -592,7 +592,10 @@ def test_compile_for_another_target(ok, model, tmp_path):
 @pytest.mark.parametrize(
     "arguments,reason",
     [
-        (["--dim", "bacth=2"], "--dim: no input has a dimension 'bacth'; dynamic are: batch, col"),
+        (
+            ["--dim", "bacth=2"],
+            "--dim: no input has a dimension 'bacth'; dynamic are: batch, x_1, ",
+        ),
         (["--target", "nope"], "--target: LLVM knows no CPU 'nope'"),
     ],
     ids=["dimension", "target"],
@@ -608,8 +611,8 @@ def test_compile_refuses(run, model, tmp_path, arguments, reason):
     "content,reason",
     [
         (None, "model.onnx: No such file or directory"),
-        (b"not a model\n", "model.onnx: this is no ONNX model"),
-        (b"", "model.onnx: this is no ONNX model"),
+        (b"not a model\n", "model.onnx cannot be imported: this is no ONNX model"),
+        (b"", "model.onnx cannot be imported: this is no ONNX model"),
     ],
     ids=["missing", "foreign", "empty"],
 )
@@ -622,7 +625,7 @@ def test_compile_of_what_is_no_model(run, tmp_path, content, reason):
 
 
 def test_compile_refuses_what_cannot_be_written_at_once(run, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvm_moonpoly.cli.compile.load", lambda path: 1 / 0)
+    monkeypatch.setattr("tvm_moonpoly.cli.compile.loaded", lambda path, dims: 1 / 0)
     (tmp_path / "folder.so").mkdir()
     code, _, err = run("compile", model[0], "-o", tmp_path / "folder.so")
     assert (code, err) == (1, f"error: -o: {tmp_path / 'folder.so'} cannot be written\n")
@@ -631,12 +634,31 @@ def test_compile_refuses_what_cannot_be_written_at_once(run, model, tmp_path, mo
     assert (code, err) == (1, f"error: -o: {tmp_path / 'x.so'} cannot be written\n")
 
 
-def test_compile_takes_a_size_of_less_than_nothing_for_a_dynamic_one(model):
-    loaded = compile_command.load(model[0])
-    dims = loaded.graph.input[0].type.tensor_type.shape.dim
-    dims[1].dim_value = -1
-    compile_command.fix_dimensions(loaded, {})
-    assert compile_command.inputs(loaded)[0]["shape"] == ["batch", "x_1", 16]
+def test_compile_takes_a_size_of_less_than_nothing_for_a_dynamic_one(model, tmp_path):
+    changed = onnx.load(model[0])
+    changed.graph.input[0].type.tensor_type.shape.dim[1].dim_value = -1
+    onnx.save(changed, tmp_path / "changed.onnx")
+    found = compile_command.loaded(tmp_path / "changed.onnx", {})
+    assert compile_command.inputs(found)[0]["shape"] == ["batch", "x_1", 16]
+
+
+def test_compile_names_and_bounds_dimensions(ok, model, tmp_path):
+    chosen = ("--dim", "batch=n", "--dim", "x:1=2:8")
+    library = tmp_path / "small.so"
+    found = json.loads(ok("compile", model[0], "-o", library, *chosen, "--json"))
+    assert found["inputs"][0]["shape"] == ["n", "x_1", 16]
+    np.testing.assert_allclose(*outcome(library, model, 2, 5, 7), rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match="the dimension x_1 must be between 2 and 8"):
+        outcome(library, model, 2, 9, 7)
+
+
+def test_compile_names_the_node_that_cannot_be_imported(run, model, tmp_path):
+    changed = onnx.load(model[0])
+    changed.graph.node[2].op_type = "Det"
+    onnx.save(changed, tmp_path / "changed.onnx")
+    code, out, err = run("compile", tmp_path / "changed.onnx", "-o", tmp_path / "x.so")
+    assert code == 1 and out == "" and err.count("\n") == 1
+    assert "cannot be imported: Det 'hidden': TVM's importer has no such operator" in err
 
 
 def test_compile_without_a_compiler_leaves_nothing(run, model, tmp_path, monkeypatch):

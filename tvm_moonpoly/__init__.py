@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from tvm_moonpoly.explanation import explain
     from tvm_moonpoly.explanation_conv import explain_conv2d
     from tvm_moonpoly.machine import detect_target
+    from tvm_moonpoly.onnx_import import import_onnx
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "detect_target", "explain", "explain_conv2d", "pipeline"]
+__all__ = ["__version__", "detect_target", "explain", "explain_conv2d", "import_onnx", "pipeline"]
 
 verbosity.apply()
 
@@ -33,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from tvm_moonpoly.explanation import explain
 
         return explain
+    if name == "import_onnx":
+        from tvm_moonpoly.onnx_import import import_onnx
+
+        return import_onnx
     if name == "explain_conv2d":
         from tvm_moonpoly.explanation_conv import explain_conv2d
 

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     # TVM reads it once, when its thread pool starts: it has to be there before TVM is imported.
     os.environ["TVM_NUM_THREADS"] = str(chosen.threads)
     from bench.minilm import job
-    from bench.minilm.fetch import FetchError
+    from bench.wheels import FetchError
 
     rounds = chosen.rounds or (3 if chosen.quick else 9)
     options = job.Options(chosen.threads, chosen.quick, rounds, chosen.json)

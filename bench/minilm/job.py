@@ -14,10 +14,11 @@ from rich.console import Console
 from bench.measure import clock_for, interleave, machine_facts, paired_ratio
 from bench.minilm import engines, report, sentences
 from bench.minilm.engines import ORT, OURS, PLAIN, Engine
-from bench.minilm.fetch import fetch_model
+from bench.minilm.fetch import MODEL
 from bench.minilm.graph import OUTPUTS, read_model
 from bench.minilm.report import Case
 from bench.minilm.sentences import Feed
+from bench.wheels import fetch
 
 TOLERANCE = 1e-4
 PLAIN_TOKENS = 128  # plain TVM takes about 25 ms a token
@@ -48,7 +49,7 @@ def main(options: Options, console: Console | None = None) -> int:
     facts["clock"] = clock_for(options.threads)[1]
 
     with console.status("Fetching the model (84 MB, once)"):
-        folder = fetch_model()
+        folder = fetch(MODEL)
     model = read_model(folder)
     target = mp.detect_target(cores=options.threads)
     facts["target"] = str(target)

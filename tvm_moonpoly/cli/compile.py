@@ -15,10 +15,11 @@ from tvm_moonpoly.cli import output, targets
 from tvm_moonpoly.cli.command import UserError, parser, positive
 
 if TYPE_CHECKING:
-    import onnx
+    from tvm import IRModule
     from tvm.target import Target
 
     from relax_passes import Report
+    from tvm_moonpoly.onnx_import.load import Loaded
 
 EXAMPLES = """
 moonpoly compile model.onnx -o model.so
@@ -41,14 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"-o: {path} cannot be written")
     start = time.monotonic()
-    model = load(options.model)
-    sizes = dict(options.dim)
-    if len(sizes) < len(options.dim):
+    dims = dict(options.dim)
+    if len(dims) < len(options.dim):
         found.error("--dim: a dimension is named twice")
-    fix_dimensions(model, sizes)
+    model = loaded(options.model, dims)
     target = targets.parsed(options.target)
     with output.working(f"compiling {options.model}"):
-        report = compiled(model, target, path, options.static)
+        report = compiled(model.module, target, path, options.static)
     document = {
         "model": str(options.model),
         "output": str(path),
@@ -83,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="fix a dynamic dimension; may be repeated",
+        help="fix a dynamic dimension, by its name or as INPUT:AXIS; NAME=A:B promises sizes from "
+        "A to B, NAME=OTHER gives it another name; may be repeated",
     )
     targets.add_option(found)
     found.add_argument(
@@ -93,62 +94,38 @@ def _parser() -> argparse.ArgumentParser:
     return found
 
 
-def _dimension(text: str) -> tuple[str, int]:
+def _dimension(text: str) -> tuple[str, int | str | tuple[int, int]]:
     name, equals, size = text.rpartition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"must be NAME=SIZE, not {text!r}")
-    return name, positive(size)
+    if size.isidentifier():
+        return name, size
+    smallest, colon, largest = size.partition(":")
+    return name, (positive(smallest), positive(largest)) if colon else positive(size)
 
 
-def load(path: Path) -> onnx.ModelProto:
+def loaded(path: Path, dims: Mapping[str, int | str | tuple[int, int]]) -> Loaded:
     """The model in the file; raises UserError, or OSError when the file cannot be read."""
-    import onnx
-    from google.protobuf.message import DecodeError
+    from tvm_moonpoly.onnx_import import OnnxImportError
+    from tvm_moonpoly.onnx_import.load import load
 
     try:
-        model = onnx.load(path)
-    except DecodeError as error:
-        raise UserError(f"{path}: this is no ONNX model ({error})") from error
-    if not model.graph.node:
-        raise UserError(f"{path}: this is no ONNX model, or it has no operators")
-    return model
+        return load(path, dims)
+    except OnnxImportError as error:
+        raise UserError(str(error)) from error
+    except ValueError as error:
+        raise UserError(f"--dim: {str(error).removeprefix('dims: ')}") from error
 
 
-def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
-    """Give the dynamic dimensions named in ``sizes`` their size, in place.
-
-    Dynamic dimensions without a name get one, ``INPUT_AXIS``: TVM would take them all for equal.
-    So do those that some exporters write as -1: TVM would take that for their size.
-    Raises UserError for a name that no input has.
-    """
-    graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    free = [value for value in graph.input if value.name not in constants]
-    for value in free:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.WhichOneof("value") or dim.dim_value < 0:
-                dim.dim_param = f"{value.name}_{axis}"
-    names = sorted({dim.dim_param for value in free for dim in _dims(value) if dim.dim_param})
-    unknown = sorted(set(sizes) - set(names))
-    if unknown:
-        known = ", ".join(names) if names else "none"
-        raise UserError(f"--dim: no input has a dimension {unknown[0]!r}; dynamic are: {known}")
-    for value in [*graph.input, *graph.output, *graph.value_info]:
-        for dim in _dims(value):
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
-
-
-def compiled(model: onnx.ModelProto, target: Target, path: Path, static: bool) -> Report:
-    """Compile ``model`` and write it to ``path`` in one step; what became of its operators."""
+def compiled(mod: IRModule, target: Target, path: Path, static: bool) -> Report:
+    """Compile ``mod`` and write it to ``path`` in one step; what became of its operators."""
     import tvm
-    from tvm.relax.frontend.onnx import from_onnx
 
     from relax_passes import Report, pipeline
 
     report = Report()
     executable = tvm.compile(
-        from_onnx(model), target, relax_pipeline=pipeline(target, report=report, static=static)
+        mod, target, relax_pipeline=pipeline(target, report=report, static=static)
     )
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
@@ -159,25 +136,19 @@ def compiled(model: onnx.ModelProto, target: Target, path: Path, static: bool) -
     return report
 
 
-def inputs(model: onnx.ModelProto) -> list[dict[str, Any]]:
+def inputs(model: Loaded) -> list[dict[str, Any]]:
     """The inputs that the compiled function takes: name, type, and shape with names of dynamic
     dimensions."""
-    import onnx
+    from relax_passes.shapes import show_dim
 
-    constants = {tensor.name for tensor in model.graph.initializer}
     return [
         {
-            "name": value.name,
-            "dtype": str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
-            "shape": [dim.dim_param or dim.dim_value for dim in _dims(value)],
+            "name": name,
+            "dtype": dtype,
+            "shape": [size if isinstance(size, int) else show_dim(size) for size in sizes],
         }
-        for value in model.graph.input
-        if value.name not in constants
+        for name, dtype, sizes in model.inputs
     ]
-
-
-def _dims(value: onnx.ValueInfoProto) -> Any:
-    return value.type.tensor_type.shape.dim
 
 
 def _show(document: dict[str, Any]) -> None:

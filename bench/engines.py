@@ -1,0 +1,80 @@
+"""Ways to run a model, behind one small interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import tvm
+from tvm import relax
+
+OURS = "tvm_moonpoly"
+ORT = "onnxruntime"
+
+Feed = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One compiled model: ``prepare`` takes a feed and returns a call that runs the model on it.
+
+    What the call returns are the engine's own tensors, for ``as_arrays``.
+    """
+
+    name: str
+    prepare: Callable[[Feed], Callable[[], Any]]
+    build_seconds: float
+
+
+def as_arrays(results: Any) -> list[np.ndarray]:
+    """The results of a prepared call, or its only one, as numpy arrays."""
+    if isinstance(results, tvm.runtime.Tensor):
+        results = [results]
+    return [each if isinstance(each, np.ndarray) else each.numpy() for each in results]
+
+
+def run_onnxruntime(model: onnx.ModelProto, threads: int) -> Engine:
+    """onnxruntime's CPU provider with ``threads`` threads inside an operator, one between them."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Its idle workers would spin on, on the cores of the engine that is measured next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    start = time.perf_counter()
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    seconds = time.perf_counter() - start
+
+    def prepare(feed: Feed) -> Callable[[], Any]:
+        return lambda: session.run(None, feed)
+
+    return Engine(ORT, prepare, seconds)
+
+
+def run_tvm(
+    name: str,
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    pipeline: Any,
+    inputs: Sequence[str],
+) -> Engine:
+    """One TVM executable for all sizes; threads are those of ``TVM_NUM_THREADS``.
+
+    ``inputs`` are the names of its inputs in their order.
+    """
+    start = time.perf_counter()
+    executable = tvm.compile(mod, target, relax_pipeline=pipeline)
+    seconds = time.perf_counter() - start
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+
+    def prepare(feed: Feed) -> Callable[[], Any]:
+        tensors = [tvm.runtime.tensor(feed[key]) for key in inputs]
+        return lambda: main(*tensors)
+
+    return Engine(name, prepare, seconds)

@@ -1,0 +1,1 @@
+"""Networks that read text: lines of every width and any number of them, through one executable."""

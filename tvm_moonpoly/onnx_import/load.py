@@ -1,0 +1,78 @@
+"""The steps from a model to a module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import tvm
+from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+from . import prepare
+from .conversions import CONVERSIONS
+from .dims import inputs_of, symbolic_shapes, with_shapes
+from .errors import OnnxImportError, Problem
+from .importer import Importer
+from .model import open_model
+from .symbolic import Size
+
+#: Converted by the importer itself.
+STRUCTURAL = frozenset({"Constant", "If"})
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module, and the inputs of its function `main`: name, element type and sizes."""
+
+    module: tvm.IRModule
+    inputs: list[tuple[str, str, list[Size]]]
+
+
+def load(model: str | os.PathLike[str] | onnx.ModelProto, dims: Mapping[str, Any]) -> Loaded:
+    """Import a model; see `import_onnx`."""
+    opened = open_model(model)
+    supported = {*_get_convert_map(), *CONVERSIONS, *STRUCTURAL}
+    prepared = prepare.expanded(prepare.prepared(opened.model), supported)
+    problems = prepare.unsupported(prepared, supported)
+    if problems:
+        raise OnnxImportError(problems, opened.name)
+    graph = prepared.graph
+    constants = {tensor.name for tensor in graph.initializer} | set(opened.weights)
+    with_shapes(graph, constants, dims)
+    found = symbolic_shapes(inputs_of(graph, constants), dims)
+    _check_inputs(graph, constants, opened.name)
+    free = [value for value in graph.input if value.name not in constants]
+    del graph.input[:]
+    graph.input.extend(free)
+    importer = Importer(opened, found)
+    module = importer.convert(graph, prepare.opset_of(prepared))
+    inputs = [
+        (
+            value.name,
+            str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
+            found.shapes[value.name],
+        )
+        for value in free
+    ]
+    return Loaded(module, inputs)
+
+
+def _check_inputs(graph: onnx.GraphProto, constants: set[str], name: str) -> None:
+    for value in graph.input:
+        if value.name in constants:
+            continue
+        if not value.type.HasField("tensor_type"):
+            reason = f"the input {value.name!r} is no tensor"
+        elif not value.type.tensor_type.HasField("shape"):
+            reason = (
+                f"the rank of the input {value.name!r} is not known: give its dimensions, as "
+                f"dims={{'{value.name}:0': 'n', ...}}"
+            )
+        elif value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            reason = f"the input {value.name!r} holds strings"
+        else:
+            continue
+        raise OnnxImportError([Problem("", "", reason)], name)
