@@ -9,6 +9,7 @@ from .polymerize import PolymerizeDynamicOps
 from .polymerize_convolutions import PolymerizeConvolutions
 from .report import Entry, Report
 from .schedule_memory_bound import ScheduleMemoryBound
+from .vector_math import VectorMath
 
 __all__ = [
     "CheckReshapes",
@@ -20,5 +21,6 @@ __all__ = [
     "PolymerizeDynamicOps",
     "Report",
     "ScheduleMemoryBound",
+    "VectorMath",
     "pipeline",
 ]

@@ -20,6 +20,7 @@ from .polymerize import PolymerizeDynamicOps
 from .polymerize_convolutions import PolymerizeConvolutions
 from .report import Report
 from .schedule_memory_bound import ScheduleMemoryBound
+from .vector_math import VectorMath
 
 
 def pipeline(
@@ -34,6 +35,7 @@ def pipeline(
     convolutions: bool = True,
     fold_into_convolutions: bool = True,
     channels_last: bool = True,
+    vector_math: bool = True,
 ) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
 
@@ -53,6 +55,7 @@ def pipeline(
     * `convolutions`: take out convolutions at all; `fold_into_convolutions`: batch norms and pads
       around them become part of them; `channels_last`: convert networks in NCHW to NHWC, once at
       their borders.
+    * `vector_math`: exp, sigmoid, erf and tanh in fp32 as arithmetic, in place of calls of libm.
     """
     target = Target(target)
     polymerize = PolymerizeDynamicOps(
@@ -75,7 +78,7 @@ def pipeline(
             polymerize,
             *([relax.transform.LiftTransformParams()] if lift_parameters else []),
             # Phase 2 and later. Everything else.
-            *_passes_for(target, schedule_memory_bound),
+            *_passes_for(target, schedule_memory_bound, vector_math),
         ]
         with target:
             return tvm.transform.Sequential(passes)(mod)
@@ -83,10 +86,12 @@ def pipeline(
     return _pipeline
 
 
-def _passes_for(target: Target, schedule_memory_bound: bool) -> list[tvm.transform.Pass]:
+def _passes_for(
+    target: Target, schedule_memory_bound: bool, vector_math: bool
+) -> list[tvm.transform.Pass]:
     kind = str(target.kind.name)
     if kind == "llvm":
-        return _cpu_passes(target, schedule_memory_bound)
+        return _cpu_passes(target, schedule_memory_bound, vector_math)
     if kind == "cuda":
         return [_tvm_pipeline(target), CompileKernels(target), KeepHostCode()]
     return [_tvm_pipeline(target)]
@@ -100,7 +105,9 @@ def _tvm_pipeline(target: Target) -> tvm.transform.Pass:
         return relax.get_pipeline("default")
 
 
-def _cpu_passes(target: Target, schedule_memory_bound: bool) -> list[tvm.transform.Pass]:
+def _cpu_passes(
+    target: Target, schedule_memory_bound: bool, vector_math: bool
+) -> list[tvm.transform.Pass]:
     return [
         # Phase 2. The libraries that TVM itself brings for sampling and sorting.
         *cpu.library_dispatch_passes(target),
@@ -113,6 +120,7 @@ def _cpu_passes(target: Target, schedule_memory_bound: bool) -> list[tvm.transfo
         *cpu.dataflow_lower_passes(target),
         # Phase 5. The loops pass over memory once, in vectors.
         *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
+        *([VectorMath(target)] if vector_math else []),
         # Phase 6. Memory planning, computation of shapes, built-ins of the virtual machine.
         plan_memory.PlanMemory(),
         *(each for each in cpu.finalize_passes(target) if each.info.name != plan_memory.REPLACES),

@@ -1,4 +1,4 @@
-"""Schedule the functions around the matmuls: fused elementwise chains, softmax, layer norm."""
+"""Schedule the functions around the matmuls: elementwise chains, softmax, norms, transposes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from .fast_exp import use_fast_exp
 from .parallel_rows import choose, is_large
 from .schedule_rows import schedule_rows
+from .schedule_transpose import schedule_transpose
+from .vector_columns import vectorize_columns
 from .wide_reduction import widen_reductions
 
 
@@ -39,6 +40,9 @@ class ScheduleMemoryBound:
         return result
 
     def _schedule(self, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+        transpose = schedule_transpose(func, parallel=self.cores > 1)
+        if transpose is not None:
+            return transpose
         serial = schedule_rows(func)
         if serial is None:
             return None
@@ -49,4 +53,4 @@ class ScheduleMemoryBound:
 
 
 def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return use_fast_exp(widen_reductions(func))
+    return vectorize_columns(widen_reductions(func))

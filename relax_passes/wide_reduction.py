@@ -24,8 +24,10 @@ ELEMENTWISE = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select),
     *(tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.Cast),
     *(tirx.FloatImm, tirx.IntImm, Var, TensorLoad),
+    *(tirx.FloorDiv, tirx.FloorMod),  # in the shapes of the tensors, which belong to the expression
 )
-FUNCTIONS = {Op.get(f"tirx.{name}") for name in ("exp", "fabs", "sqrt", "sigmoid")}
+CONDITIONAL = Op.get("prim.if_then_else")
+FUNCTIONS = {Op.get(f"tirx.{name}") for name in ("exp", "fabs", "sqrt", "sigmoid", "erf", "tanh")}
 
 
 def widen_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -48,9 +50,9 @@ def _widen(loop: For) -> Stmt:
     values = dict(zip((var.var for var in block.iter_vars), realize.iter_values, strict=True))
     reduced = [var.var for var in block.iter_vars if var.iter_type == REDUCTION]
     along = [var for var, value in values.items() if loop.loop_var in _variables(value)]
-    if reduced != along or len(along) != 1 or not values[along[0]].same_as(loop.loop_var):
+    if len(along) != 1 or along[0] not in reduced or not values[along[0]].same_as(loop.loop_var):
         return loop
-    if not _accumulates(store) or not _runs_along(store.value.b, along[0]):
+    if not _accumulates(store) or not runs_along(store.value.b, along[0]):
         return loop
     return _lanes(loop, block, values, along[0])
 
@@ -66,22 +68,41 @@ def _accumulates(store: BufferStore) -> bool:
     )
 
 
-def _runs_along(element: Expr, var: Var) -> bool:
+def runs_along(element: Expr, var: Var) -> bool:
     """Whether `element` for consecutive values of `var` can be computed on vectors: plain
     arithmetic on values that lie next to each other, or are the same for all."""
+    varying = False
+
+    def either(call: Call) -> Expr:
+        """A condition may be anything that is the same along the loop."""
+        nonlocal varying
+        if not call.op.same_as(CONDITIONAL):
+            return call
+        varying = varying or var in _variables(call.args[0])
+        return call.args[1] + call.args[2]
+
     nodes: list[Expr] = []
-    tvm_ffi.structural_walk(element, (Expr, nodes.append))
-    for node in nodes:
-        if isinstance(node, Call):
-            if node.op not in FUNCTIONS:
-                return False
-        elif isinstance(node, TensorLoad):
-            *outer, last = node.indices
-            if var in _variables(outer) or not (var.same_as(last) or var not in _variables(last)):
-                return False
-        elif not isinstance(node, ELEMENTWISE + (Op,)):
-            return False
-    return True
+    tvm_ffi.structural_walk(tvm_ffi.structural_map(element, (Call, either)), (Expr, nodes.append))
+    return not varying and all(_is_along(node, var) for node in nodes)
+
+
+def _is_along(node: Expr, var: Var) -> bool:
+    if isinstance(node, Call):
+        return node.op in FUNCTIONS
+    if isinstance(node, TensorLoad):
+        *outer, last = node.indices
+        outside = var not in _variables(outer)
+        return outside and (_is_offset(last, var) or var not in _variables(last))
+    return isinstance(node, ELEMENTWISE + (Op,))
+
+
+def _is_offset(index: Expr, var: Var) -> bool:
+    """Whether `index` is `var`, or `var` and something that stays."""
+    if isinstance(index, tirx.Add) and var not in _variables(index.a):
+        return _is_offset(index.b, var)
+    if isinstance(index, tirx.Add | tirx.Sub) and var not in _variables(index.b):
+        return _is_offset(index.a, var)
+    return var.same_as(index)
 
 
 def _lanes(loop: For, block: s_tir.SBlock, values: dict[Var, Expr], along: Var) -> Stmt:

@@ -10,54 +10,8 @@ from tvm.relax import op
 from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
-from relax_passes import ScheduleMemoryBound, pipeline
-from relax_passes.fast_exp import use_fast_exp
+from relax_passes import ScheduleMemoryBound, VectorMath, pipeline
 from relax_passes.schedule_rows import schedule_rows
-
-
-@T.prim_func(s_tir=True)
-def exponential(a: T.handle, b: T.handle):
-    n = T.int64()
-    A = T.match_buffer(a, (n,), "float32", align=4)
-    B = T.match_buffer(b, (n,), "float32", align=4)
-    for i in range(n):
-        with T.sblock("exp"):
-            v = T.axis.spatial(n, i)
-            B[v] = T.exp(A[v])
-
-
-@pytest.fixture(scope="module")
-def fast_exp():
-    executable = tvm.compile(use_fast_exp(exponential), TARGET)
-
-    def call(x):
-        y = tvm.runtime.tensor(np.empty_like(x))
-        executable(tvm.runtime.tensor(x), y)
-        return y.numpy()
-
-    return call
-
-
-def test_exp_over_all_exponents(fast_exp):
-    mantissas = np.linspace(0, 2**23 - 1, 4099, dtype="uint32")
-    exponents = np.arange(255, dtype="uint32") << 23
-    positive = (exponents[:, None] | mantissas).ravel().view("float32")
-    near = np.linspace(-104, 89, 1_000_003, dtype="float32")  # where the result is finite
-    x = np.concatenate([positive, -positive, near])
-    with np.errstate(over="ignore", under="ignore"):
-        exact = np.exp(x.astype("float64"))
-        rounded = exact.astype("float32")
-    result = fast_exp(x)
-    finite = np.isfinite(rounded)
-    ulps = np.abs(result[finite] - exact[finite]) / np.spacing(rounded[finite]).astype("float64")
-    assert ulps.max() <= 2
-    np.testing.assert_array_equal(result[~finite], rounded[~finite])
-
-
-def test_exp_of_special_values(fast_exp):
-    x = np.float32([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, 3.4e38, -3.4e38])
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(fast_exp(x), np.exp(x))
 
 
 def assert_equal(func, expected):
@@ -346,7 +300,7 @@ def test_softmax_has_neither_libm_nor_full_size_temporaries():
     with builder.function("main", [x]):
         builder.emit_func_output(builder.emit(op.nn.softmax(x, -1)))
     before = relax.transform.LegalizeOps()(builder.get())
-    after = ScheduleMemoryBound(TARGET)(before)
+    after = VectorMath(TARGET)(ScheduleMemoryBound(TARGET)(before))
     (func,) = (f for f in after.functions.values() if isinstance(f, tirx.PrimFunc))
     lowered = tvm.transform.Sequential(
         [
