@@ -9,13 +9,16 @@ ARGS ?=
 # Passed on to every `pip install`.
 PIP_ARGS ?=
 
-# For `tune-a100` and its siblings: all but the measuring.
+# For `tune-a100` and its siblings: all but the measuring (1), or not (0, or empty).
 DRY_RUN ?=
 # For `gpu-bundle`: the GPU that it is for.
 GPU ?= nvidia-h200
 
+# How many processes the tests are shared out to.
+TEST_PROCESSES ?= 2
+
 BIN := $(VENV)/bin
-TUNE_GPU = $(BIN)/moonpoly tune --gpu nvidia-$(@:tune-%=%) $(if $(DRY_RUN),--dry-run) $(ARGS)
+TUNE_GPU = $(BIN)/moonpoly tune --gpu nvidia-$(@:tune-%=%) $(if $(filter-out 0,$(DRY_RUN)),--dry-run) $(ARGS)
 CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
@@ -37,7 +40,7 @@ run-ocr: need-compiler $(VENV)/.installed-run ## Two networks that read text: li
 	TVM_NUM_THREADS=$${TVM_NUM_THREADS:-$$($(CORES))} $(BIN)/python -m bench.ocr $(ARGS)
 
 test: lint ## Check style and types, then run the tests (ARGS for pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadscope $(ARGS)
 
 test-emulator: need-compiler $(VENV)/.installed-test ## Every shape of CUDA micro-kernel in the emulator (20 minutes)
 	$(BIN)/python -m pytest -m emulator $(ARGS)
@@ -79,8 +82,9 @@ bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against ot
 bench-conv: need-compiler $(VENV)/.installed-bench ## Convolutions against other libraries (ARGS="--quick")
 	$(BIN)/python -m bench.conv $(ARGS)
 
-bench-tables: need-compiler $(VENV)/.installed-bench ## The README's table of matrix products from bench/results
+bench-tables: need-compiler $(VENV)/.installed-bench ## The README's tables and the pages of losses from bench/results
 	$(BIN)/python -m bench.gemm.page bench/results/gemm-*-thread*.json
+	$(BIN)/python -m bench.conv.page bench/results/conv-*-thread*.json
 
 bench-planner: need-compiler $(VENV)/.installed-planner ## The choices against the best of all plans, 1 and 2 threads (ARGS="--quick")
 	$(BIN)/python -m bench.planner $(ARGS)

@@ -69,6 +69,8 @@ TEST = [
     "mypy==2.4.*",
     "ruff==0.17.*",
     "pytest",
+    # Tests side by side, a process a core.
+    "pytest-xdist",
     *TUNE,
     # Builds the package inside the packaging tests, without a download.
     "setuptools>=77",

@@ -13,7 +13,7 @@ from tvm.tirx import IntImm
 
 from .bindings import Bindings
 from .match import Left
-from .shapes import dims, dtype_of, is_static, known_dims
+from .shapes import dims, dtype_of, is_static, known_dims, same_dim
 from .tuned import has_fused_record
 
 CONV1D, CONV2D = Op.get("relax.nn.conv1d"), Op.get("relax.nn.conv2d")
@@ -169,6 +169,8 @@ def _objection(call: Call, static: bool) -> str | None:
         return f"dtype {' x '.join(dtypes[:2])} to {dtypes[2]}"
     if any(dims(expr) is None for expr in (x, call)):
         return "no shape known"
+    if any(same_dim(size, 0) for size in known_dims(x)):
+        return "empty operand"  # in a reshape, which one row needs, TVM takes 0 for another size
     if not isinstance(x, Var | GenericConst):
         return "operand not bound to a variable"
     if not static and all(is_static(dims(expr)) for expr in (x, call)):

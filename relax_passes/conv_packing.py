@@ -10,6 +10,7 @@ from tvm_moonpoly import operators
 from tvm_moonpoly.operators.conv_constants import (
     ConvActivation,
     ConvSpec,
+    can_transform,
     pack_conv_weight,
     pack_depthwise_weight,
     pad_conv_bias,
@@ -20,8 +21,10 @@ from .conv_match import Convolution
 from .packing import Packing, digest
 
 
-def spec_of(conv: Convolution, epilogue: ConvEpilogue) -> ConvSpec:
+def spec_of(conv: Convolution, epilogue: ConvEpilogue, winograd: bool) -> ConvSpec:
     """The attributes of `conv` and its activation; one row high where it is a `conv1d`.
+
+    Winograd's algorithm mixes weights, so that it is not for those that are not finite.
 
     Raises ValueError where the operator library does not take them.
     """
@@ -38,6 +41,7 @@ def spec_of(conv: Convolution, epilogue: ConvEpilogue) -> ConvSpec:
         activation=ConvActivation.NONE if match is None else match.activation,
         first=0.0 if match is None else match.first,
         second=0.0 if match is None else match.second,
+        direct=not (winograd and can_transform(conv.weight_array())),
     )
 
 
@@ -65,14 +69,15 @@ class ConvPacking:
         weight = np.ascontiguousarray(conv.weight_array()).reshape(
             spec.out_channels, -1, *spec.kernel
         )
-        key = ("conv weight", weight.shape, spec.groups, digest(weight))
+        key = ("conv weight", weight.shape, spec.groups, spec.winograd, digest(weight))
         if spec.depthwise:
             return self.others.once(key, lambda: pack_depthwise_weight(weight, self._lanes))
         return self.others.once(key, lambda: pack_conv_weight(weight, spec, self._lanes))
 
     def bias(self, bias: np.ndarray | None, spec: ConvSpec) -> GenericConst:
         """`bias`, or zeros, padded to whole panels."""
-        key = ("conv bias", spec.out_channels, spec.groups, None if bias is None else digest(bias))
+        of = None if bias is None else digest(bias)
+        key = ("conv bias", spec.out_channels, spec.groups, spec.depthwise, of)
         if spec.depthwise:
             make = operators.pad_bias
             return self.others.once(key, lambda: make(bias, spec.out_channels, self._lanes))

@@ -36,7 +36,7 @@ def rewrite_convolutions(
         call = before[var]
         operator = call.op.name.removeprefix("relax.nn.")
         conv = classify_conv(var, bindings, options.static, packing.target)
-        found = _replacement(var, conv, bindings, name, packing)
+        found = _replacement(var, conv, bindings, name, packing, options)
         if isinstance(found, Left):
             report.add(Entry(name, operator, show(*call.args), "left", found.reason))
             continue
@@ -61,13 +61,18 @@ def leave_convolutions(func: relax.Function, name: str, reason: str, report: Rep
 
 
 def _replacement(
-    var: Var, conv: Convolution | Left, bindings: Bindings, name: str, packing: ConvPacking
+    var: Var,
+    conv: Convolution | Left,
+    bindings: Bindings,
+    name: str,
+    packing: ConvPacking,
+    options: Options,
 ) -> ConvReplacement | Left:
     if isinstance(conv, Left):
         return conv
     epilogue = match_conv_epilogue(var, conv, bindings)
     try:
-        spec = spec_of(conv, epilogue)
+        spec = spec_of(conv, epilogue, options.winograd)
     except ValueError as error:
         return Left(str(error))
     return replace_convolution(conv, epilogue, spec, packing, name)

@@ -35,6 +35,7 @@ def pipeline(
     convolutions: bool = True,
     fold_into_convolutions: bool = True,
     channels_last: bool = True,
+    winograd: bool = True,
     vector_math: bool = True,
 ) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
@@ -54,7 +55,8 @@ def pipeline(
     * `check_reshapes`: raise where a reshape at the call loses elements.
     * `convolutions`: take out convolutions at all; `fold_into_convolutions`: batch norms and pads
       around them become part of them; `channels_last`: convert networks in NCHW to NHWC, once at
-      their borders.
+      their borders; `winograd`: compute those of 3x3 kernels by Winograd's algorithm, which rounds
+      relative to the largest numbers around a window.
     * `vector_math`: exp, sigmoid, erf and tanh in fp32 as arithmetic, in place of calls of libm.
     """
     target = Target(target)
@@ -65,7 +67,7 @@ def pipeline(
         NormalizeOperators(target, static),
         *([FoldIntoConvolutions(target, static)] if fold_into_convolutions else []),
         *([ConvertToChannelsLast(target, static)] if channels_last else []),
-        PolymerizeConvolutions(target, report, static=static, verify=verify),
+        PolymerizeConvolutions(target, report, static=static, verify=verify, winograd=winograd),
     ]
 
     @tvm.transform.module_pass(opt_level=0, name="MoonPolyPipeline")

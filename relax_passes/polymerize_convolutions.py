@@ -27,7 +27,8 @@ class PolymerizeConvolutions:
 
     `static` takes in those of static shapes, unless the MetaSchedule database in context has a
     record. `verify` runs TVM's own operators beside ours at each call and raises where they differ
-    by more than rounding explains.
+    by more than rounding explains. Without `winograd` none is computed by Winograd's algorithm, in
+    which an output is rounded relative to the largest numbers around its window.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class PolymerizeConvolutions:
         *,
         static: bool = False,
         verify: bool = False,
+        winograd: bool = True,
     ) -> None:
         self.target = Target(target)
         self.report = Report() if report is None else report
-        self.options = Options(static=static, verify=verify)
+        self.options = Options(static=static, verify=verify, winograd=winograd)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         reason = unsupported(self.target)

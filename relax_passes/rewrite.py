@@ -25,11 +25,12 @@ from .verify import verified
 
 @dataclass(frozen=True)
 class Options:
-    """See `PolymerizeDynamicOps`."""
+    """See `PolymerizeDynamicOps` and `PolymerizeConvolutions`."""
 
     static: bool = False
     pack_parameters: bool = False
     verify: bool = False
+    winograd: bool = True
 
 
 def rewrite_function(

@@ -68,11 +68,25 @@ def _is_plain(body: tirx.Stmt) -> bool:
 
 def _is_memory_bound(block: s_tir.SBlock) -> bool:
     """Whether a reduction reads as much as it computes: unlike in a matmul, some operand has an
-    element for each iteration."""
+    element for each iteration. A depthwise convolution is none of them, though its input has."""
     variables = {var.var for var in block.iter_vars if not _is_one(var.dom.extent)}
     if not _reductions(block):
         return True
+    if _is_convolution(block) or all(_is_one(var.dom.extent) for var in _reductions(block)):
+        return False  # the latter has no loops to be split from their init
     return any(variables <= _variables(region.region) for region in block.reads)
+
+
+def _is_convolution(block: s_tir.SBlock) -> bool:
+    """Whether one operand is read by windows, and another one by the places in a window alone."""
+    reduced = {var.var for var in _reductions(block)}
+    windows, weights = False, False
+    for region in block.reads:
+        indices = [_variables(part.min) for part in region.region]
+        is_window = any(each & reduced and each - reduced for each in indices)
+        windows = windows or is_window
+        weights = weights or (not is_window and bool(set().union(*indices) & reduced))
+    return windows and weights
 
 
 def _reshapes(block: s_tir.SBlock) -> bool:

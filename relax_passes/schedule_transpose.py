@@ -77,6 +77,8 @@ def _matched(func: tirx.PrimFunc) -> Transpose | None:
         return None
     if any(var.iter_type != 0 for var in block.iter_vars) or not _is_number(stmt.predicate, 1):
         return None
+    if len(extents) < 2:
+        return None
     moving = {var for var, extent in extents.items() if not _is_number(extent, 1)}
     for indices in (store.indices, load.indices):
         if {each for each in indices if isinstance(each, Var)} != extents.keys():

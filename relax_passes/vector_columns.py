@@ -33,6 +33,8 @@ def _vectorized(loop: For) -> Stmt:
     block, store = realize.block, realize.block.body
     if not isinstance(store, BufferStore) or block.init is not None or block.alloc_buffers:
         return loop
+    if not store.indices:
+        return loop
     if not _is_number(loop.min, 0) or not _is_number(realize.predicate, 1):
         return loop
     values = dict(zip((var.var for var in block.iter_vars), realize.iter_values, strict=True))

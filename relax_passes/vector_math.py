@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.target import Target
 
-from .fast_exp import fast_exp, fast_sigmoid
+from .fast_exp import f32, fast_exp, fast_sigmoid, fma
 from .odd_functions import fast_erf, fast_tanh
 
 FUNCTIONS: dict[Op, Callable[[Expr], Expr]] = {
@@ -49,4 +49,19 @@ def use_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         function = FUNCTIONS.get(call.op) if str(call.ty) == "float32" else None
         return call if function is None else function(call.args[0])
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (Call, replace)))
+    body = tvm_ffi.structural_map(func.body, (Call, replace))
+    return func.with_body(tvm_ffi.structural_map(body, (tirx.Mul, _without_name_in_product)))
+
+
+def _without_name_in_product(product: tirx.Mul) -> Expr:
+    """The same product in a form whose operands may have names of values in them: TVM's vectorizer
+    visits those of a `Mul` twice, and then takes a name for one of two values."""
+    if str(product.ty) != "float32" or not _has_name(product):
+        return product
+    return fma(product.a, product.b, f32(-0.0))  # which LLVM makes a product again
+
+
+def _has_name(expr: Expr) -> bool:
+    found: list[Expr] = []
+    tvm_ffi.structural_walk(expr, (tirx.Let, found.append))
+    return bool(found)

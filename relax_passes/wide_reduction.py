@@ -89,11 +89,11 @@ def runs_along(element: Expr, var: Var) -> bool:
 def _is_along(node: Expr, var: Var) -> bool:
     if isinstance(node, Call):
         return node.op in FUNCTIONS
-    if isinstance(node, TensorLoad):
+    if isinstance(node, TensorLoad) and node.indices:
         *outer, last = node.indices
         outside = var not in _variables(outer)
         return outside and (_is_offset(last, var) or var not in _variables(last))
-    return isinstance(node, ELEMENTWISE + (Op,))
+    return isinstance(node, (*ELEMENTWISE, Op))
 
 
 def _is_offset(index: Expr, var: Var) -> bool:

@@ -20,7 +20,7 @@ from tvm_moonpoly.tuning.cuda.device_worker import Bench
 
 def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
-    machine = Machine(emulate((folder / "kernel.cu").read_text(), folder))
+    machine = Machine(emulate((folder / "kernel.cu").read_text()))
     for name in ("tensor", "empty"):
         setattr(tvm.runtime, name, known_to(machine, getattr(tvm.runtime, name)))
     bench = Bench()

@@ -17,7 +17,7 @@ from cuda_models import load, save
 
 def main(folder: Path) -> None:
     sources = [path.read_text() for path in sorted(folder.glob("kernels_*.cu"))]
-    machine = Machine(*(emulate(source, folder) for source in sources))
+    machine = Machine(*(emulate(source) for source in sources))
     vm = machine.virtual_machine(tvm.runtime.load_module(str(folder / "model.so")))
     kernels = []
     for i in range(len(list(folder.glob("input_*.npy")))):

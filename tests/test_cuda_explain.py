@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tvm_moonpoly import explanation_cuda
 from tvm_moonpoly.cli import explain, info, targets
 from tvm_moonpoly.cli.command import UserError
 from tvm_moonpoly.explanation_cuda import NOT_MEASURED, explained
+from tvm_moonpoly.microkernels.cuda import GPUS
 from tvm_moonpoly.planner.cuda import spec
+from tvm_moonpoly.tuning.cuda import gpu_logs
 
 ROOT = Path(__file__).resolve().parents[1]
 A100 = Target("nvidia/nvidia-a100")
@@ -60,6 +63,31 @@ def test_what_was_not_measured_is_said_wherever_a_time_is():
     assert any(NOT_MEASURED in line for line in timed)
     assert f"gemm_f16.jsonl): {NOT_MEASURED}" in text
     assert explained(3, 64, 64, A100).to_json()["measured"] is False
+
+
+def test_predictions_by_measured_costs_are_not_called_measured(tmp_path):
+    path = tmp_path / "tuning_logs" / "nvidia-a100" / "gemm_f16.jsonl"
+    known = gpu_logs.contents_of(GPUS["nvidia-a100"], "float16")[0]
+    kernels = tuple(replace(kernel, measured=True) for kernel in known.kernels)
+    gpu_logs.write(path, GPUS["nvidia-a100"], replace(known, kernels=kernels), {})
+    found = explained(300, 4096, 4096, A100)
+    lines = explanation_cuda.text(found).splitlines()
+    assert any(line.endswith("gemm_f16.jsonl): measured") for line in lines)
+    assert next(line for line in lines if "predicted: " in line).endswith("(by measured costs)")
+    # the launch was not timed
+    assert next(line for line in lines if "launches: " in line).endswith(f"({NOT_MEASURED})")
+    told = found.to_json()
+    assert told["measured"] is True and told["measured_launch"] is False
+
+
+def test_the_log_that_is_named_is_the_one_that_serves(tmp_path):
+    """Another one comes first, and has nothing for unaligned operands."""
+    a100, folder = GPUS["nvidia-a100"], tmp_path / "tuning_logs"
+    whole = gpu_logs.contents_of(a100, "float16")[0]
+    shutil.copytree(folder / "nvidia-a100", folder / "nvidia-other")
+    few = tuple(kernel for kernel in whole.kernels if kernel.form.aligned)
+    gpu_logs.write(folder / "nvidia-a100" / "gemm_f16.jsonl", a100, replace(whole, kernels=few), {})
+    assert Path(explained(300, 512, 512, A100).log.origin).parent.name == "nvidia-other"
 
 
 def test_bad_input_is_told():

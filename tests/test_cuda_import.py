@@ -157,6 +157,7 @@ def _change(**fields):
     "change, said",
     [
         (_change(format=2), "format: must be 1, not 2"),
+        (_change(format=True), "format: must be 1, not True"),
         (_change(gpu=None), "gpu: it describes no GPU"),
         (_change(tasks=[]), "tasks: it holds none"),
         (_change(launch_seconds=-1), "launch_seconds: must be seconds in 0..60, not -1"),
@@ -165,7 +166,12 @@ def _change(**fields):
         (lambda d: d["gpu"].update(multiprocessors=98), "a GPU with 98, nvidia-a100 has 108"),
         (lambda d: d["tasks"][3].update(m="64"), "tasks[3].m: must be a positive number, not '64'"),
         (lambda d: d["tasks"][3].update(seconds=0), "tasks[3].seconds: must be seconds"),
+        (
+            lambda d: d["tasks"][3].update(seconds=10**400),
+            "tasks[3].seconds: must be seconds in 0..60, not 1000",
+        ),
         (lambda d: d["tasks"][3].pop("kernel"), "tasks[3].kernel: must be a short text"),
+        (lambda d: d["tasks"][3].update(form="f16_f32_nt"), "f16_f16_nt, not of 'f16_f32_nt'"),
         (lambda d: d["tasks"].append(7), "it is no JSON object"),
         (lambda d: d["tasks"][0].update(k=64), "is not 4 steps of 1 blocks on each of 108"),
         (lambda d: [t.pop("seconds") for t in d["tasks"]], ""),
@@ -188,6 +194,18 @@ def test_bad_results_are_told_and_nothing_is_written(home, tmp_path, capfd, chan
         assert gpu_logs.path_of(A100, "float16").read_bytes() == before
     else:  # the samples tell
         assert imported(saved(tmp_path / "r.json", document)) == 0
+
+
+def test_the_file_tells_the_gpu(home, tmp_path, capfd):
+    document = results(A100, contents().kernels)
+    path = saved(tmp_path / "r.json", document)
+    assert main(["tune", "--import", str(path)]) == 0
+    assert log_in_use(A100.target(), "float16")[1].measured
+    document["gpu"]["name"] = "NVIDIA A30"
+    capfd.readouterr()
+    assert main(["tune", f"--import={saved(path, document)}"]) == 1
+    error = capfd.readouterr().err
+    assert "a 'NVIDIA A30' (sm_80, 108 multiprocessors), which is none of nvidia-a100" in error
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[NaN]", b"\xff\xfe", b"[" * 100_000])
@@ -240,7 +258,7 @@ def _has_nvcc() -> bool:
     "given, message",
     [
         (["--import", "x.json", "--dry-run"], "not with --dry-run or --form"),
-        (["--output", "x"], "--output goes with --write or --import"),
+        (["--output", "x", "--dry-run"], "--output goes with --write"),
         (["--write"], "--write goes with --dry-run"),
         (["--dry-run", "--write", "--json"], "not with --form or --json"),
     ],

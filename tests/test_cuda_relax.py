@@ -286,6 +286,23 @@ def test_mixed_precision(sums):
     assert after.script().count("R.astype(") == 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_converted_constant_may_be_too_large_without_a_warning():
+    """As the mask of an attention is, and then it is infinite, as the operator makes it."""
+    mask = relax.const(np.full((1, 24), -3e38, np.float32))
+
+    @R.function
+    def before(x: R.Tensor(("n", 8), "float16")):
+        with R.dataflow():
+            y = R.add(R.matmul(x, W), R.astype(mask, dtype="float16"))
+            R.output(y)
+        return y
+
+    after, report = run_pass(before)
+    assert [entry.detail for entry in report] == ["float16, NN, fused bias"]
+    assert "R.astype(" not in after.script()
+
+
 def test_sums_may_be_kept_in_float32():
 
     @R.function

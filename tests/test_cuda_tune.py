@@ -21,8 +21,14 @@ def test_every_gpu_can_be_named():
 
 
 def test_the_shortlist_has_tiles_for_few_rows_and_for_many():
-    tiles = dry_run.shortlist(Form(), A100, 8)
-    assert 3 <= len(tiles) <= 8 and len(set(tiles)) == len(tiles)
+    taken = dry_run.Resources(90, 0, 0, 0, 0)
+
+    def compile(form, tiles):
+        return [dry_run.judged(tile, form, A100, taken) for tile in tiles]
+
+    chosen, rejected = computed.shortlist(Form(), A100, 8, compile)
+    tiles = [candidate.tile for candidate in chosen]
+    assert not rejected and 3 <= len(tiles) <= 8 and len(set(tiles)) == len(tiles)
     assert min(t.block_m for t in tiles) == 16
     assert max(t.block_m * t.block_n for t in tiles) >= 128 * 128
 
@@ -82,7 +88,7 @@ def test_a_dry_run_lists_the_micro_kernels(capfd):
     given = ["tune", "--gpu", "nvidia-a100", "--dry-run", "--count", "2", "--form", form]
     assert main(given) == 0
     said = capfd.readouterr().out
-    assert form in said and "of peak, computed" in said
+    assert form in said and "of peak, computed" in said and "spills" in said
     assert "nvidia-a100 (sm_80): costs are computed, nothing was measured" in said
     assert main([*given, "--json"]) == 0
     told = json.loads(capfd.readouterr().out)

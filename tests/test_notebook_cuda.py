@@ -154,6 +154,20 @@ def test_the_page_is_printed(tmp_path: Path, capsys):
     path.write_text(json.dumps(results(timed(1, 2.0))))
     assert page.main([str(path)]) == 0
     assert "cuBLAS is faster in none of 1 cases" in capsys.readouterr().out
-    path.write_text(json.dumps({"format": 7}))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ('{"format": 7}', "it holds no results of format 1"),
+        ("[]", "it holds no results of format 1"),
+        ("{", "it is not JSON"),
+        ('{"format": 1, "gpu": {}}', "it is not what run.py writes: bundle, versions"),
+    ],
+)
+def test_what_are_no_results_is_told(tmp_path: Path, capsys, text: str, said: str):
+    path = tmp_path / "results.json"
+    path.write_text(text)
     assert page.main([str(path)]) == 1
-    assert "format 7, only 1 is known" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert said in error and str(path) in error and error.count("\n") == 1

@@ -47,8 +47,12 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_notebooks_are_there_and_small() -> None:
     names = {path.stem for path in NOTEBOOKS}
     assert names == {
-        "dynamic_linear", "dynamic_linear_cuda", "how_a_plan_is_chosen", "against_the_libraries"
-    }  # fmt: skip
+        "dynamic_linear",
+        "dynamic_linear_cuda",
+        "dynamic_conv",
+        "how_a_plan_is_chosen",
+        "against_the_libraries",
+    }
     files = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sum(path.stat().st_size for path in files) < 1_500_000
 

@@ -309,6 +309,19 @@ def test_static_shapes_are_left_unless_asked_for():
     assert "moonpoly_conv2d_f32" in calls(converted(module(before), report, static=True))
 
 
+def test_empty_operands_are_left():
+    row = relax.const(W[:, :, 0])
+
+    @R.function
+    def before(x: R.Tensor((0, 3, 9), "float32")):
+        y = R.nn.conv1d(x, row, padding=1)
+        return y
+
+    report = Report()
+    assert calls(converted(module(before), report, static=True)) == ["nn.conv1d"]
+    assert [entry.detail for entry in report.left] == ["empty operand"]
+
+
 def test_dtypes_that_there_is_no_function_for_are_left():
     double = relax.const(W.astype("float64"), "float64")
     half = relax.const(W.astype("float16"), "float16")

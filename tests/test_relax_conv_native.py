@@ -5,7 +5,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_conv_testing import TARGET, compiled, constant, run, tensor
+from relax_conv_testing import TARGET, compiled, constant, plain, run, tensor
 from relax_in_numpy import evaluate
 from relax_testing import module
 from test_relax_conv_networks import NETWORKS, SIZES, network, shape_of
@@ -184,6 +184,81 @@ def test_a_network_that_ends_in_a_linear_layer():
     check(mod, vm, tensor(2, 3, 9, 6))
 
 
+def test_depthwise_convolutions_and_pools_of_one_place_are_not_rescheduled():
+    """As `verify` and weights that are parameters leave them; on two cores, with an epilogue."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+    weight, other = constant(1, 21, 2, 2), constant(16, 1, 1, 3)
+
+    @R.function
+    def before(
+        x: R.Tensor(("n", "h", "w", 21), "float32"), z: R.Tensor(("n", 16, "h", "w"), "float32")
+    ):
+        layouts = R.nn.conv2d(
+            x,
+            weight,
+            strides=[3, 1],
+            padding=[1, 2, 3, 3],
+            dilation=2,
+            groups=21,
+            data_layout="NHWC",
+            kernel_layout="IOHW",
+        )
+        rows = R.nn.conv2d(z, other, strides=[2, 3], padding=[0, 3, 1, 0], groups=16)
+        y = (
+            R.clip(R.add(layouts, R.multiply(layouts, R.const(0.5))), -0.5, 0.75),
+            R.nn.silu(rows),
+            R.nn.silu(R.nn.max_pool2d(z, [1, 1], strides=[2, 2])),
+        )
+        return y
+
+    mod = module(before)
+    vm = compiled(mod, target=target, convolutions=False)
+    x, z = tensor(2, 7, 9, 21), tensor(2, 16, 7, 9)
+    for result, expected in zip(run(vm, x, z), run(plain(mod), x, z), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_constants_that_convolutions_share():
+    """One weight and one bias of 16, in the panels that each of the convolutions needs."""
+    weight, deep, grouped = constant(16, 16, 3, 3), constant(16, 1, 3, 3), constant(16, 2, 3, 3)
+    bias = constant(1, 16, 1, 1)
+
+    @R.function
+    def before(x: R.Tensor(("n", 16, "h", "w"), "float32")):
+        winograd = R.add(R.nn.conv2d(x, weight, padding=1), bias)
+        strided = R.add(R.nn.conv2d(x, weight, strides=2, padding=1), bias)
+        depthwise = R.add(R.nn.conv2d(x, deep, padding=1, groups=16), bias)
+        both = R.concat([depthwise, winograd], axis=1)
+        groups = R.add(R.nn.conv2d(both, grouped, padding=1, groups=16), bias)
+        y = (winograd, strided, groups)
+        return y
+
+    mod = module(before)
+    report = Report()
+    vm = compiled(mod, report)
+    assert len(report.rewritten) == 4
+    x = tensor(2, 16, 7, 9)
+    for result, expected in zip(run(vm, x), evaluate(mod, x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_are_not_finite():
+    values = tensor(16, 16, 3, 3)
+    for at, value in ((0, np.inf), (1, np.nan), (2, -np.inf)):
+        values[at + 3, at, at, 2 - at] = value
+    weight = relax.const(values)
+
+    @R.function
+    def before(x: R.Tensor(("n", 16, "h", "w"), "float32")):
+        y = R.nn.conv2d(x, weight, padding=1)
+        return y
+
+    x = np.abs(tensor(1, 16, 5, 6)) + np.float32(1)
+    result, expected = run(compiled(module(before)), x), run(plain(module(before)), x)
+    assert np.isinf(expected[:, 3:6]).any() and np.isfinite(expected[:, 6:]).all()
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_exported_and_loaded_again(tmp_path):
     mod = network("mobilenet")
     from tvm_moonpoly import pipeline
@@ -192,3 +267,44 @@ def test_exported_and_loaded_again(tmp_path):
     tvm.compile(mod, TARGET, relax_pipeline=pipeline(TARGET)).export_library(path)
     vm = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
     check(mod, vm, tensor(2, 3, 9, 12))
+
+
+def three_by_three(weight, strides=1):
+    @R.function
+    def main(x: R.Tensor(("n", 16, "h", "w"), "float32")):
+        y = R.nn.conv2d(x, weight, padding=1, strides=strides)
+        return y
+
+    return module(main)
+
+
+def test_weights_that_are_not_finite_stay_where_they_are():
+    array = tensor(16, 16, 3, 3)
+    array[3, 2, 0, 1] = np.inf
+    mod = three_by_three(relax.const(array))
+    x = tensor(1, 16, 6, 7)
+    found, expected = run(compiled(mod), x), evaluate(mod, x)
+    assert np.isfinite(found[:, :3]).all()
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+
+
+def test_without_winograd_a_huge_number_stays_in_its_windows():
+    mod = three_by_three(constant(16, 16, 3, 3))
+    x = tensor(1, 16, 8, 8)
+    x[0, 0, 3, 3] = 1e9
+    check(mod, compiled(mod, winograd=False), x, rtol=1e-4, atol=1e-4)
+
+
+def test_one_weight_with_and_without_strides():
+    weight = constant(16, 16, 3, 3, scale=0.1)
+
+    @R.function
+    def main(x: R.Tensor(("n", 16, "h", "w"), "float32")):
+        with R.dataflow():
+            y = R.nn.conv2d(x, weight, padding=1)
+            z = R.nn.conv2d(y, weight, padding=1, strides=2)
+            R.output(z)
+        return z
+
+    mod = module(main)
+    check(mod, compiled(mod), tensor(1, 16, 9, 10))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from relax_testing import TARGET
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
 from relax_passes import VectorMath
@@ -124,3 +124,23 @@ def test_others_stay():
     tvm.ir.assert_structural_equal(VectorMath(TARGET)(mod), mod)
     mod = tvm.IRModule({"f": elementwise(tirx.exp)})
     assert VectorMath(tvm.target.Target("nvidia/nvidia-a100"))(mod).same_as(mod)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_in_products_of_vectorized_loops(function):
+    """As in a gate, or in elu, below a bound: `relu(x * sigmoid(x) * 2)`."""
+    make, reference, _ = FUNCTIONS[function]
+
+    def gate(x):
+        two = tirx.const(2.0, "float32")
+        return tirx.max(two * (x * make(x)), tirx.const(0.0, "float32"))
+
+    schedule = s_tir.Schedule(elementwise(gate))
+    (loop,) = schedule.get_loops(schedule.get_sblock("each"))
+    _, lanes = schedule.split(loop, [None, 16])
+    schedule.vectorize(lanes)
+    func = schedule.mod["main"].with_attr("global_symbol", "each")
+    executable = tvm.compile(VectorMath(TARGET)(tvm.IRModule({"each": func})), TARGET)
+    x = np.linspace(-4, 4, 37, dtype="float32")
+    expected = np.maximum(2 * x * reference(x.astype("float64")), 0)
+    np.testing.assert_allclose(call(executable, x), expected, rtol=1e-6)

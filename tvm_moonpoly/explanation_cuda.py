@@ -12,7 +12,7 @@ from tvm.target import Target
 from tvm_moonpoly.costmodel.cuda import BlockCost
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, products
-from tvm_moonpoly.operators.cuda.assemblies import assemblies, log_in_use
+from tvm_moonpoly.operators.cuda.assemblies import assemblies, log_of_product
 from tvm_moonpoly.operators.cuda.matmul import Assembly
 from tvm_moonpoly.planner.cuda import spec
 from tvm_moonpoly.planner.groups import ceil_div
@@ -54,13 +54,14 @@ class CudaExplanation:
     """All that is known of how ``product`` is computed on ``gpu``.
 
     ``ranked`` are all plans that were weighed, the cheapest first. The GPU of the log may be
-    another one of the same compute capability.
+    another one of the same compute capability. ``measured_launch``: whether a launch was timed.
     """
 
     product: spec.Product
     gpu: Gpu
     log: TuningLog
     assembly: Assembly
+    measured_launch: bool
     ranked: tuple[spec.Choice, ...]
 
     @property
@@ -73,8 +74,8 @@ class CudaExplanation:
 
     @property
     def status(self) -> str:
-        """What the costs are: measured, or computed."""
-        return "measured" if self.assembly.table.measured else NOT_MEASURED
+        """What predictions are made of; they are none themselves that were measured."""
+        return "by measured costs" if self.assembly.table.measured else NOT_MEASURED
 
     @property
     def tflops(self) -> float:
@@ -116,6 +117,7 @@ class CudaExplanation:
             "log": {"origin": self.log.origin, "gpu": self.log.machine_name},
             "measured": self.assembly.table.measured,
             "launch_ps": self.assembly.table.launch,
+            "measured_launch": self.measured_launch,
             "regions": [
                 {**asdict(region), "tile": region.tile.name, "waves": waves(region)}
                 for region in self.regions(self.best)
@@ -148,13 +150,14 @@ def explained(
             raise ValueError(f"{what}: must be a whole number of at least 1, not {size!r}")
     try:
         found = assemblies(target, dtype, dtype, b_transposed)
-        log, _ = log_in_use(target, dtype)
+        log, contents = log_of_product(target, dtype, dtype, b_transposed)
     except LookupError as error:
         raise ValueError(f"target: {error}") from None
     assembly = next(each for each in found if _suits(each, n, k, b_transposed))
     product = spec.Product(m, n, k, batch)
     ranked = sorted(spec.candidates(product, assembly.table), key=lambda c: c.picoseconds)
-    return CudaExplanation(product, products(target)[0], log, assembly, tuple(ranked))
+    gpu, timed = products(target)[0], contents.measured_launch
+    return CudaExplanation(product, gpu, log, assembly, timed, tuple(ranked))
 
 
 def _suits(assembly: Assembly, n: int, k: int, b_transposed: bool) -> bool:
@@ -220,11 +223,13 @@ def text(found: CudaExplanation, runners_up: bool = True) -> str:
         f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}], {form.dtype_in}, {layout}"
         + (f", {batch} products" if batch > 1 else "")
         + f", on {found.gpu.name} ({found.gpu.arch}, {table.multiprocessors} multiprocessors)",
-        f"costs from the log of {found.log.machine_name} ({found.log.origin}): {found.status}",
+        f"costs from the log of {found.log.machine_name} ({found.log.origin}): "
+        + ("measured" if table.measured else NOT_MEASURED),
         f"operands are copied {copied}",
         "",
         *(_region(i + 1, region) for i, region in enumerate(regions)),
-        f"launches: {len(regions)}, {table.launch / 1e6:.2f} us each",
+        f"launches: {len(regions)}, {table.launch / 1e6:.2f} us each"
+        + ("" if found.measured_launch else f" ({NOT_MEASURED})"),
         f"predicted: {found.best.picoseconds / 1e6:.2f} us, {found.tflops:.1f} TFLOP/s, "
         f"{peak:.0%} of the peak ({found.status})",
         f"chosen: {why(found)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,24 @@ def text_lines() -> list[Layer]:
         Layer(1, c, h, w, c, (k, k), strides, (k // 2,) * 4, groups=c, network="text lines")
         for c, h, w, k, strides in TEXT_LINES
     ]
+
+
+def in_turn(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers in an order whose beginnings are fair samples: a layer of each class in turn, and
+    within a class by bisection of its layers sorted by their work."""
+    ranked = []
+    for place, name in enumerate(CLASSES):
+        members = sorted(
+            (layer for layer in layers if layer.group == name), key=lambda one: (one.flops, one.key)
+        )
+        turns = sorted(range(len(members)), key=reversed_bits)
+        ranked += [(turn, place, members[at]) for turn, at in enumerate(turns)]
+    return [layer for _, _, layer in sorted(ranked, key=lambda one: one[:2])]
+
+
+def reversed_bits(number: int, width: int = 16) -> int:
+    """The binary digits of ``number`` from the last to the first: 0, 1/2, 1/4, 3/4, ..."""
+    return int(f"{number:0{width}b}"[::-1], 2)
 
 
 def once(layers: list[Layer]) -> list[Layer]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.conv.cases import all_cases, quick_cases
+from bench.conv.cases import all_cases, in_turn, quick_cases
 from bench.conv.layer import CLASSES, Layer
 from bench.conv.peers import PEER_NAMES
 from bench.gemm.cli import parse_threads
@@ -34,7 +35,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--networks", metavar="NAME,...", help="only layers of these, such as mobilenet_v1")
     add("--rounds", type=int, help=f"{QUICK.rounds} with --quick, else {FULL.rounds}")
     add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
+    add("--stop", type=float, metavar="MINUTES", help="end then; the same command goes on")
     add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}")
+    add("--remark", metavar="TEXT", help="a sentence about the run, for the document")
     add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
     add("--each", action="store_true", help="print a line for every layer")
     add("--restart", action="store_true", help="start anew, whatever the journal holds")
@@ -50,8 +53,10 @@ def check(options: argparse.Namespace) -> None:
     """Put values in place of text; raises ValueError that names the option and the rule."""
     if options.rounds is not None and options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    if options.budget is not None and options.budget <= 0:
-        raise ValueError(f"--budget must be positive, got {options.budget}")
+    for name in ("budget", "stop"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"--{name} must be positive, got {value}")
     options.threads = parse_threads(options.threads or ("1" if options.quick else "1,2"))
     chosen = PEER_NAMES if options.peers is None else tuple(options.peers.split(","))
     unknown = [name for name in chosen if name not in PEER_NAMES]
@@ -74,7 +79,7 @@ def choose_cases(options: argparse.Namespace) -> list[Layer]:
         if missing:
             raise ValueError(f"--{option}: there are no layers of {', '.join(sorted(missing))}")
         layers = [layer for layer in layers if getattr(layer, name) in wanted]
-    return layers
+    return in_turn(layers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,12 +120,19 @@ def measure(options: argparse.Namespace, path: Path) -> None:
             console.print(f"going on with the {len(journal.records)} runs of {path}")
         elif journal.reason is not None:
             console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+        whole = True
         for threads in options.threads:
             start = time.monotonic()
-            run(options.cases, options.peers, effort, threads, journal, console)
+            stop = math.inf if options.stop is None else 60 * options.stop
+            whole &= run(options.cases, options.peers, effort, threads, journal, console, stop)
+            if not journal.measured(threads):
+                raise RuntimeError(f"stopped before the first layer of {threads} threads")
             found = document(journal, threads)
+            if options.remark is not None:
+                found["remark"] = options.remark
             print_document(console, found, each=options.each)
             console.print(f"took {time.monotonic() - start:.0f} s")
             name = f"{path.stem}-{threads}-thread{'s' if threads > 1 else ''}.json"
             (options.out / name).write_text(json.dumps(found, indent=1) + "\n")
-        journal.finish()
+        if whole:
+            journal.finish()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
+from tvm import relax, tirx
 
 import tvm_moonpoly as mp
 from bench.conv.layer import FIRST, Layer
@@ -26,7 +29,6 @@ def direct(threads: int) -> Peer:
     target = mp.detect_target(cores=threads)
     library = operators.library(target)
     lanes = library.machine.lanes
-    turn = turning(target)
 
     def prepare(operands: Operands) -> tuple[Run, Callable[[object], np.ndarray]]:
         layer = operands.layer
@@ -45,12 +47,10 @@ def direct(threads: int) -> Peer:
         operands.out_nhwc.fill(np.nan)
         if layer.group != FIRST:
             return lambda: function(x, *constants, out), lambda result: operands.out_nhwc
-        images = tvm_ffi.from_dlpack(operands.nchw)
-        operands.nhwc.fill(np.nan)
+        turn, images = turning(target, layer.c), tvm_ffi.from_dlpack(operands.nchw)
 
         def run() -> None:
-            turn(images, x)
-            function(x, *constants, out)
+            function(turn(images), *constants, out)
 
         return run, lambda result: operands.out_nhwc
 
@@ -71,17 +71,16 @@ def spec_of(layer: Layer) -> ConvSpec:
     )
 
 
-def turning(target: tvm.target.Target) -> Callable[..., object]:
-    """NCHW to NHWC for few channels: what a network pays for at its border."""
-    from tvm.script import tirx as T
-
-    @T.prim_func(s_tir=True)
-    def bench_turn(images: T.handle, turned: T.handle) -> None:
-        n, c, h, w = T.int64(), T.int64(), T.int64(), T.int64()
-        source = T.match_buffer(images, [n, c, h, w], "float32", align=4)
-        result = T.match_buffer(turned, [n, h, w, c], "float32", align=4)
-        for i, y, x, j in T.grid(n, h, w, c):
-            result[i, y, x, j] = source[i, j, y, x]
-
-    found: Callable[..., object] = tvm.compile(bench_turn, target=target).mod["bench_turn"]
+@functools.cache
+def turning(target: tvm.target.Target, channels: int) -> Callable[[Any], Any]:
+    """NCHW to NHWC as the pipeline compiles it: what a network pays for at its border."""
+    builder = relax.BlockBuilder()
+    n, h, w = (tirx.Var(name, "int64") for name in "nhw")
+    images = relax.Var("images", relax.TensorType((n, channels, h, w), "float32"))
+    with builder.function("main", [images]):
+        with builder.dataflow():
+            turned = builder.emit_output(relax.op.permute_dims(images, [0, 2, 3, 1]))
+        builder.emit_func_output(turned)
+    made = tvm.compile(builder.get(), target, relax_pipeline=mp.pipeline(target))
+    found: Callable[[Any], Any] = relax.VirtualMachine(made, tvm.cpu())["main"]
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 import time
@@ -60,11 +62,13 @@ def run(
     threads: int,
     journal: Journal,
     console: Console,
-) -> None:
+    stop: float = math.inf,
+) -> bool:
     """Fill ``journal`` with ``layers``, and with second runs of those that are in doubt.
 
-    Runs that the journal has are not made again. Raises RuntimeError when this machine cannot do
-    that, or when ours fails.
+    Runs that the journal has are not made again. No layer is begun that would take longer than
+    ``stop`` seconds from now; returns whether all were measured. Raises RuntimeError when this
+    machine cannot do that, or when ours fails.
     """
     if not sys.platform.startswith("linux"):
         raise RuntimeError("the bench works on Linux only: it stops other processes")
@@ -75,13 +79,14 @@ def run(
         Library(name, tuple(names), command=command(threads, names))
         for name, names in processes(peers).items()
     ]
-    with console.status(f"starting the processes for {threads} threads"):
-        crew = Crew(found, worker_environment(os.environ, threads), threads)
-        crew.__enter__()
-    with crew:
+    with contextlib.ExitStack() as stack:
+        with console.status(f"starting the processes for {threads} threads"):
+            crew = Crew(found, worker_environment(os.environ, threads), threads)
+            stack.enter_context(crew)
         if OURS in crew.absent:
             raise RuntimeError(f"ours cannot start: {crew.absent[OURS]}")
         journal.note(threads, about(crew, threads))
+        whole = True
         for earlier, share in enumerate((FIRST_SHARE, 1.0)):
             doubt = set(in_doubt(rows_of(journal, threads))) if earlier else None
             left = [
@@ -92,7 +97,9 @@ def run(
             ]
             budget = share * effort.budget - (time.monotonic() - start)
             part = effort.again(budget) if earlier else replace(effort, budget=budget)
-            measure_layers(crew, left, part, threads, journal, console)
+            end = start + share * stop
+            whole &= measure_layers(crew, left, part, threads, journal, console, end)
+    return whole
 
 
 def command(threads: int, names: Sequence[str]) -> tuple[str, ...]:
@@ -108,8 +115,9 @@ def measure_layers(
     threads: int,
     journal: Journal,
     console: Console,
-) -> None:
-    """One more run of each of ``layers``."""
+    end: float,
+) -> bool:
+    """One more run of each of ``layers``, unless it would last beyond ``end`` of the clock."""
     work = [expected_seconds(layer, effort) for layer in layers]
     start = time.monotonic()
     with progress_bar(console) as progress:
@@ -117,6 +125,8 @@ def measure_layers(
         for at, layer in enumerate(layers):
             progress.update(bar, completed=at, description=layer.key)
             spent = time.monotonic() - start
+            if time.monotonic() + work[at] > end:
+                return False
             rounds = effort.rounds_left(spent, sum(work[:at]), sum(work[at:]))
             seconds, absent = measure_case(
                 crew,
@@ -129,6 +139,7 @@ def measure_layers(
             if OURS not in seconds:
                 raise RuntimeError(f"{OURS} failed at {layer}: {absent.get(OURS)}")
             journal.add(Record(layer, threads, seconds, absent))
+    return True
 
 
 def expected_seconds(layer: Layer, effort: Effort) -> float:

@@ -209,20 +209,20 @@ def markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def replace_section(text: str, made: str) -> str:
+def replace_section(text: str, made: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
     """``text`` with ``made`` between the markers; raises ValueError when they are not there."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise ValueError(f"no {BEGIN} ... {END} in the text")
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+        raise ValueError(f"no {markers[0]} ... {markers[1]} in the text")
+    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path, expected: int = FORMAT) -> Document:
     """A document of this format; raises ValueError when it is of another."""
     found = json.loads(path.read_text())
-    if found.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {found.get('format')}, expected {FORMAT}")
+    if found.get("format") != expected:
+        raise ValueError(f"{path}: format {found.get('format')}, expected {expected}")
     return found
 
 

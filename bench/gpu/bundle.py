@@ -35,7 +35,7 @@ from bench.gpu.runner.bundled import (
 from bench.gpu.runner.device import CUDART
 from tvm_moonpoly.costmodel.cuda_log import Kernel
 from tvm_moonpoly.microkernels.cuda import Gpu, find_nvcc
-from tvm_moonpoly.tuning.cuda.dry_run import compiler
+from tvm_moonpoly.operators.cuda import machine_code
 from tvm_moonpoly.tuning.cuda.tasks import tasks as kernel_tasks
 
 FORMAT = 1
@@ -161,7 +161,7 @@ def manifest(
             "tvm_moonpoly": tvm_moonpoly.__version__,
             "tvm": metadata.version("apache-tvm"),
             "tvm_ffi": metadata.version("apache-tvm-ffi"),
-            "nvcc": compiler(),
+            "nvcc": machine_code.compiler(),
             "python": ".".join(python.split(".")[:2]),
         },
         "libraries": list(libraries),

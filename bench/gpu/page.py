@@ -22,15 +22,27 @@ NOT_MEASURED = "not measured"
 #: Rows of a product by which ratios are summed up: the largest of each group.
 GROUPS = ((1, "M = 1"), (16, "M = 2..16"), (64, "M = 17..64"), (512, "M = 65..512"))
 
+#: What `document` always writes.
+_FIELDS = (
+    "bundle", "gpu", "versions", "clocks", "correct", "peak", "no_peer", "speed", "planner",
+    "failures",
+)  # fmt: skip
+
 Case = dict[str, Any]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results; raises ValueError where they are of another format."""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    if results.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {results.get('format')}, only {FORMAT} is known")
-    return dict(results)
+    """The results; raises ValueError where they are none that `run.py` writes."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: it is not JSON: {error}") from None
+    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise ValueError(f"{path}: it holds no results of format {FORMAT}, which alone is known")
+    missing = [name for name in _FIELDS if name not in results]
+    if missing:
+        raise ValueError(f"{path}: it is not what run.py writes: {', '.join(missing)} missing")
+    return results
 
 
 def find(gpu: str | None = None) -> Path | None:

@@ -59,4 +59,5 @@ def _converted(value: Expr) -> GenericConst | None:
     if not isinstance(source, GenericConst) or {dtype_of(source), dtype} - set(FLOATS):
         return None
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return relax.const(source.value.numpy().astype(kind), dtype)
+    with np.errstate(over="ignore"):  # to infinity, as the operator does: masks hold such numbers
+        return relax.const(source.value.numpy().astype(kind), dtype)

@@ -18,11 +18,12 @@ The emulator is strict where a GPU is lenient. A launch ends with a `Fault` when
 
 from __future__ import annotations
 
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from cuda_emulator.build import missing_compiler
+from cuda_emulator.build import SHARED, missing_compiler
 from cuda_emulator.emulated import Emulated, Report
 from cuda_emulator.errors import Fault, TranslationError
 from cuda_emulator.host import Launch, run_host
@@ -42,12 +43,13 @@ __all__ = [
 def emulate(cuda_source: str, workdir: Path | str | None = None) -> Emulated:
     """Translates and compiles a CUDA source; what `workdir` holds already is not compiled again.
 
-    Without a `workdir` the libraries go to a folder that is removed when Python ends.
+    Without a `workdir` the libraries go to the folder that the environment names (`build.SHARED`),
+    else to one that is removed when Python ends.
 
     Raises:
         TranslationError: for a construct that is not modelled; it quotes the line.
     """
-    return Emulated(cuda_source, Path(workdir or _session_folder().name))
+    return Emulated(cuda_source, Path(workdir or os.environ.get(SHARED) or _session_folder().name))
 
 
 @cache

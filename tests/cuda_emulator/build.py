@@ -14,6 +14,10 @@ from pathlib import Path
 from cuda_emulator.errors import TranslationError, quoted
 
 _RUNTIME = Path(__file__).parent / "runtime"
+#: Names a folder that processes which inherit it share: compiled libraries, and `TALLY`.
+SHARED = "MOONPOLY_EMULATOR_FOLDER"
+#: A file in it that gets one line a compilation.
+TALLY = "tally"
 _FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-shared", "-fno-strict-aliasing")
 
 
@@ -58,6 +62,9 @@ def _digest(text: str) -> str:
 
 def _compile(arguments: list[str], library: Path) -> None:
     """Into a file of another name first: a library that is there is whole."""
+    if shared := os.environ.get(SHARED):
+        with Path(shared, TALLY).open("a", encoding="utf-8") as lines:
+            lines.write(f"{library.name}\n")  # short: lines of several processes do not mix
     handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:

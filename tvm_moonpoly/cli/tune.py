@@ -10,7 +10,7 @@ from tvm_moonpoly.tuning import options
 
 def main(arguments: Sequence[str]) -> int:
     """Hand ``arguments`` to the stage, or to that of a GPU."""
-    if any(a.partition("=")[0] == tune_gpu.OPTION for a in arguments):
+    if {a.partition("=")[0] for a in arguments} & {tune_gpu.OPTION, tune_gpu.IMPORT}:
         return tune_gpu.main(arguments)
     # wrong ones, and a call for help, need not wait for the stage, which loads tvm
     options.parsed(arguments)

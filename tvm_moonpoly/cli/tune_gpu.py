@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 OPTION = "--gpu"
 
+#: The other option that tells that a stage for a GPU is meant: its file tells which.
+IMPORT = "--import"
+
 #: Known without loading tvm; a test compares them with the facts about GPUs.
 NAMES = ("nvidia-a100", "nvidia-h100", "nvidia-h200", "nvidia-rtx3090", "nvidia-rtx4090")
 
@@ -25,7 +28,7 @@ EXAMPLES = """
 moonpoly tune --gpu nvidia-a100 --dry-run
 moonpoly tune --gpu nvidia-h100 --dry-run --form f16_f16_nt --count 4 --json
 moonpoly tune --gpu nvidia-h200 --dry-run --write
-moonpoly tune --gpu nvidia-h200 --import results.json
+moonpoly tune --import results.json
 moonpoly tune --gpu nvidia-a100 --minutes 30
 moonpoly tune --gpu nvidia-a100 --propose wanted.json
 moonpoly tune --gpu nvidia-a100 --replay results.json --propose wanted.json
@@ -88,6 +91,7 @@ def _list(told: argparse.Namespace) -> int:
 def _write(told: argparse.Namespace) -> int:
     """The log of what is known without measuring, one file a dtype."""
     from tvm_moonpoly.microkernels.cuda import GPUS
+    from tvm_moonpoly.operators.cuda import machine_code
     from tvm_moonpoly.tuning.cuda import computed, dry_run, gpu_logs
 
     gpu = GPUS[told.gpu]
@@ -96,7 +100,7 @@ def _write(told: argparse.Namespace) -> int:
         if gpu_logs.is_measured(path, gpu):
             raise UserError(f"{path} was measured, and is not replaced by what is computed")
     counts = computed.Counts(elite=told.count)
-    compiler = dry_run.compiler()
+    compiler = machine_code.compiler()
     console = output.console()
     for dtype, path in paths.items():
         with output.working(f"compiling micro-kernels, {dtype}, for {gpu.arch}"):
@@ -112,6 +116,8 @@ def _write(told: argparse.Namespace) -> int:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     told = parser.parse_args(arguments)
+    if told.gpu is None and told.import_ is None:
+        parser.error(f"{OPTION}: which GPU? One of {', '.join(NAMES)}")
     if told.write and not told.dry_run:
         parser.error("--write goes with --dry-run: it writes what is known without measuring")
     if told.write and (told.json or told.form is not None):
@@ -142,7 +148,12 @@ def _parser() -> argparse.ArgumentParser:
         "search here and measuring elsewhere alternate.",
         EXAMPLES,
     )
-    parser.add_argument(OPTION, required=True, choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        OPTION,
+        choices=NAMES,
+        metavar="NAME",
+        help=f"{', '.join(NAMES)} (with {IMPORT} by default that of the file)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="do everything but the measuring")
     parser.add_argument(
         "--form",
@@ -199,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         "nothing was measured",
     )
     parser.add_argument(
-        "--import",
+        IMPORT,
         dest="import_",
         type=Path,
         metavar="FILE",
@@ -217,8 +228,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print(console: Any, form: Form, group: Sequence[Candidate]) -> None:
     columns = (
-        "tile", "warps", "stages", "store", "registers", "shared", "blocks", "limited by",
-        "of peak, computed", "",
+        "tile", "warps", "stages", "store", "registers", "spills", "shared", "blocks",
+        "limited by", "of peak, computed", "",
     )  # fmt: skip
     rows = [
         (
@@ -227,6 +238,7 @@ def _print(console: Any, form: Form, group: Sequence[Candidate]) -> None:
             c.tile.stages,
             c.tile.epilogue,
             c.resources.registers,
+            output.size(c.resources.spill_stores + c.resources.spill_loads),
             output.size(c.shared_bytes),
             c.occupancy.blocks,
             c.occupancy.limit,

@@ -24,10 +24,10 @@ def run(told: argparse.Namespace) -> int:
     from tvm_moonpoly.microkernels.cuda import GPUS
     from tvm_moonpoly.tuning.cuda import gpu_logs, measured, results
 
-    gpu = GPUS[told.gpu]
     found = results.read(told.import_)
     found_for = {}
     try:
+        gpu = results.gpu_of(found) if told.gpu is None else GPUS[told.gpu]
         results.check_gpu(found, gpu)
         for dtype in gpu_logs.DTYPES:
             known = _known(gpu, dtype, told.output)

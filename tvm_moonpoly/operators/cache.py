@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -78,9 +79,15 @@ def store(key: str, write: Callable[[Path], object], suffix: str = ".bc") -> Pat
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        _log.warning("the compiled library is not cached: %s", error)
+        _say(f"the compiled library is not cached: {error}")
         return None
     return path
+
+
+@functools.cache
+def _say(message: str) -> None:
+    """Once a process: a model has many kernels."""
+    _log.warning("%s", message)
 
 
 def _need_space(path: Path) -> None:

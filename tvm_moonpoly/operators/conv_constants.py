@@ -191,6 +191,13 @@ class ConvSpec:
         return spec if spec.winograd == bool(v[16]) else replace(spec, direct=True)
 
 
+def can_transform(w: np.ndarray) -> bool:
+    """Whether the weights of `w` and what Winograd's algorithm makes of them are finite: of others
+    a convolution must be ``direct``."""
+    # each row of the transform, once for rows and once for columns, makes at most 1.5 times as much
+    return w.size == 0 or 1.5**2 * float(np.abs(w).max()) < float(np.finfo(np.float32).max)
+
+
 def pack_conv_weight(w: np.ndarray, spec: ConvSpec, lanes: int) -> np.ndarray:
     """``w`` (OC, C / groups, KH, KW) as panels, those of one group after those of another:
     (groups * ceil(OC / groups / lanes), KW * KH * C / groups, lanes) float32.
@@ -198,12 +205,15 @@ def pack_conv_weight(w: np.ndarray, spec: ConvSpec, lanes: int) -> np.ndarray:
     Steps of the reduction are in the order (kw, kh, c). For Winograd's algorithm the weights are
     those of a transformed patch, 4 x 4 * C / groups steps in the order (row, column, c).
 
-    Raises ValueError when ``w`` is not a float32 weight of ``spec``.
+    Raises ValueError when ``w`` is not a float32 weight of ``spec``, or not one that can be
+    transformed where that is needed, see `can_transform`.
     """
     inputs, outputs = spec.in_channels // spec.groups, spec.out_channels // spec.groups
     _require_weight(w, (spec.out_channels, inputs, *spec.kernel))
     grouped = w.reshape(spec.groups, outputs, inputs, *spec.kernel)
     if spec.winograd:
+        if not can_transform(w):
+            raise ValueError("w: not finite once it is transformed; use ConvSpec(direct=True)")
         patches = np.einsum("ih,jw,gochw->gijco", _G, _G, grouped.astype(np.float64))
         steps = patches.astype(np.float32).reshape(spec.groups, 16 * inputs, outputs)
     else:

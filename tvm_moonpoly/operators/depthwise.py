@@ -136,7 +136,10 @@ def _direct(s: Numbers, machine: Machine) -> None:
     workers = cell(s["workers"])
     chunks = cell(workers * _CHUNKS)
     fair = cell(maximum(ceil_div(s["n"] * s["oh"], chunks), _FEWEST_ROWS))
-    rows = cell(minimum(select(workers > 1, fair, s["oh"]), s["oh"]))
+    # the edges of a chunk are done first: its inputs are then still in the second-level cache
+    row = cell(s["w"] * s["c"] * s["stride_h"] * 4)
+    near = cell(maximum(div(as_int(machine.l2_bytes // 4), maximum(row, 1)), _FEWEST_ROWS))
+    rows = cell(minimum(select(workers > 1, minimum(fair, near), near), s["oh"]))
     found = cell(s["n"] * ceil_div(s["oh"], rows))
     vectors = cell(maximum(div(s["c"], machine.lanes), 1))
     parts = cell(minimum(ceil_div(chunks, found), vectors))

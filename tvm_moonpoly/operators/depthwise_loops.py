@@ -1,10 +1,10 @@
 """The loops around the micro-kernels of depthwise convolution: rows and channels of one image.
 
 A row of outputs has a tile at each edge, which masks the padding, and tiles of full width between.
-These go down the rows in strips, so narrow that the rows of the input that outputs share stay in
-the first-level cache. Where pixels are a large power of two apart, so that those of a tile would
-push each other out of that cache, some channels of the rows are copied next to each other first,
-with the padding around them.
+Where rows are so long that those which outputs share do not stay in the second-level cache, these
+go down the rows in strips. Where pixels are a large power of two apart, so that those of a tile
+would push each other out of the first-level cache, some channels of the rows are copied next to
+each other first, with the padding around them.
 """
 
 from __future__ import annotations
@@ -108,6 +108,9 @@ def _emit_known_rows(functions: Functions, taps: Taps, machine: Machine) -> None
         pixel = geometry["kernel_h"] * geometry["channels"] * 4
         near = div(as_int(machine.l1_bytes // 2), pixel) - (taps.count - taps.stride)
         strip = cell(maximum(div(maximum(near, 0), taps.stride * widest), 1))
+        # where all columns of these rows fit the second-level cache, whole rows are read faster
+        fits = pixel * geometry["width"] <= machine.l2_bytes // 2
+        strip = cell(select(fits, maximum(inner, 1), strip))
         with loop(ceil_div(inner, strip)) as i:
             count = minimum(inner - i * strip, strip)
             column = left + i * (strip * widest)

@@ -1,7 +1,7 @@
 """Tensor-core micro-kernels for matrix products on NVIDIA GPUs.
 
 fp16 or bf16 operands, float32 accumulators; any M, N, K. Everything here works without a GPU, and
-all but `resources` and `ptx` without a CUDA toolkit.
+all but `resources`, `cubin`, `ptx` and `sass` without a CUDA toolkit.
 """
 
 from tvm_moonpoly.microkernels.cuda.candidates import candidates, registers_estimate, space
@@ -17,7 +17,15 @@ from tvm_moonpoly.microkernels.cuda.kernel import COMMON_SHARED_BYTES, build, ke
 from tvm_moonpoly.microkernels.cuda.lowering import cuda_source, host_module, lower, lower_parts
 from tvm_moonpoly.microkernels.cuda.occupancy import Occupancy, occupancy
 from tvm_moonpoly.microkernels.cuda.raster import position
-from tvm_moonpoly.microkernels.cuda.resources import Resources, cubin, find_nvcc, ptx, resources
+from tvm_moonpoly.microkernels.cuda.resources import (
+    Resources,
+    cubin,
+    find_nvcc,
+    find_nvdisasm,
+    ptx,
+    resources,
+    sass,
+)
 from tvm_moonpoly.microkernels.cuda.tile import (
     ACTIVATIONS,
     EPILOGUE_PATHS,
@@ -53,6 +61,7 @@ __all__ = [
     "cubin",
     "cuda_source",
     "find_nvcc",
+    "find_nvdisasm",
     "host_module",
     "kernel_name",
     "lower",
@@ -64,6 +73,7 @@ __all__ = [
     "registers_estimate",
     "requirements",
     "resources",
+    "sass",
     "shared_bytes",
     "space",
 ]

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,20 @@ def find_nvcc() -> str | None:
     for root in ("CUDA_HOME", "CUDA_PATH"):
         if found is None and os.environ.get(root):
             found = shutil.which("nvcc", path=os.path.join(os.environ[root], "bin"))
+    return found
+
+
+def find_nvdisasm() -> str | None:
+    """The path of nvdisasm: on PATH, in a CUDA toolkit, or of the package nvidia-cuda-nvdisasm.
+
+    None where there is none.
+    """
+    roots = [os.environ[root] for root in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(root)]
+    folders = [Path(root, "bin") for root in roots]
+    folders += sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin"))
+    found = shutil.which("nvdisasm")
+    for folder in folders:
+        found = found or shutil.which("nvdisasm", path=folder)
     return found
 
 
@@ -80,6 +95,26 @@ def cubin(cuda_source: str, arch: str) -> bytes:
     Raises RuntimeError when nvcc is missing, or does not accept the source.
     """
     return _nvcc(cuda_source, arch, ["-cubin"])[1]
+
+
+def sass(machine_code: bytes) -> str:
+    """The instructions of what `cubin` returns, kernel by kernel (each begins at ``.text.NAME:``).
+
+    Raises RuntimeError when nvdisasm is missing, or does not accept the machine code.
+    """
+    nvdisasm = find_nvdisasm()
+    if nvdisasm is None:
+        raise RuntimeError(
+            "nvdisasm: not found on PATH, below CUDA_HOME or CUDA_PATH, nor among Python's packages"
+        )
+    with tempfile.TemporaryDirectory(prefix="moonpoly-nvdisasm-") as folder:
+        path = Path(folder, "kernels.cubin")
+        path.write_bytes(machine_code)
+        command = [nvdisasm, "-c", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"nvdisasm: {done.stderr.strip()[-500:]}")
+    return done.stdout
 
 
 def _nvcc(cuda_source: str, arch: str, options: list[str]) -> tuple[str, bytes]:

@@ -41,14 +41,22 @@ def assemblies(
     no tuning log has them all.
     """
     aligned, unaligned = (Form(dtype_in, dtype_out, b_transposed, each) for each in (True, False))
+    _, found = log_of_product(target, dtype_in, dtype_out, b_transposed)
+    first = found.of(aligned)[:MOST]
+    chosen = [_assembly(aligned, first, found)] if first else []
+    return (*chosen, _assembly(unaligned, found.of(unaligned)[:MOST], found))
+
+
+def log_of_product(
+    target: Target, dtype_in: str, dtype_out: str, b_transposed: bool
+) -> tuple[logs.TuningLog, Contents]:
+    """The tuning log that `assemblies` takes, and what it holds; raises as that does."""
+    needed = Form(dtype_in, dtype_out, b_transposed, aligned=False)
     reason = ""
     for log, found in _logs(target, dtype_in):
-        last = found.of(unaligned)
-        if last:
-            first = found.of(aligned)[:MOST]
-            chosen = [_assembly(aligned, first, found)] if first else []
-            return (*chosen, _assembly(unaligned, last[:MOST], found))
-        reason = f": {log.origin} has no micro-kernels of {unaligned.name}"
+        if found.of(needed):
+            return log, found
+        reason = f": {log.origin} has no micro-kernels of {needed.name}"
     raise LookupError(f"no tuning log for {_described(target)}{reason}")
 
 

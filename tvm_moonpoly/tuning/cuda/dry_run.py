@@ -7,8 +7,6 @@ how many blocks a multiprocessor holds, and a computed cost.
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +19,7 @@ from tvm_moonpoly.microkernels.cuda import (
     Occupancy,
     Resources,
     build,
-    candidates,
     cuda_source,
-    find_nvcc,
     kernel_name,
     lower,
     occupancy,
@@ -31,7 +27,6 @@ from tvm_moonpoly.microkernels.cuda import (
     shared_bytes,
 )
 from tvm_moonpoly.planner.cuda.spec import Product, single
-from tvm_moonpoly.tuning.cuda.elite import elite
 
 #: The product that a kernel's share of the peak is computed for.
 _LARGE = Product(4096, 4096, 4096)
@@ -70,17 +65,6 @@ class Candidate:
         return kernel_name(self.tile, self.form)
 
 
-def shortlist(form: Form, gpu: Gpu, count: int) -> list[CudaTile]:
-    """``count`` tiles at most by which most products are near their best, by computed costs.
-
-    Raises ValueError when ``count`` is less than 1.
-    """
-    tiles = [t for t in candidates(form, gpu.arch) if cuda_analytic.resident(t, form, gpu)]
-    by_name = {kernel_name(tile, form): tile for tile in tiles}
-    chosen = elite(cuda_analytic.table(tiles, form, gpu), count)
-    return [by_name[kernel.name] for kernel in chosen]
-
-
 def compiled(
     form: Form, tiles: Sequence[CudaTile], gpu: Gpu, done: Callable[[], object] = lambda: None
 ) -> Iterator[Candidate]:
@@ -103,19 +87,6 @@ def compiled(
                 told |= next(parts)
             yield judged(tile, form, gpu, told[name])
             done()
-
-
-def compiler() -> str:
-    """The release of nvcc, as it tells it.
-
-    Raises RuntimeError when nvcc is missing.
-    """
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise RuntimeError("nvcc: not found on PATH, nor below CUDA_HOME or CUDA_PATH")
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    release = re.search(r"release [\d.]+", said)
-    return f"nvcc {release[0]}" if release else "nvcc"
 
 
 def judged(tile: CudaTile, form: Form, gpu: Gpu, taken: Resources) -> Candidate:

@@ -12,7 +12,7 @@ from statistics import median, quantiles
 
 from tvm_moonpoly.costmodel.cuda import BlockCost, CudaTable
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
-from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu
+from tvm_moonpoly.microkernels.cuda import Form, Gpu
 from tvm_moonpoly.planner.groups import ceil_div
 from tvm_moonpoly.tuning.cuda.elite import elite
 from tvm_moonpoly.tuning.cuda.fit import Point, fitted
@@ -96,8 +96,11 @@ def conclude(known: Contents, results: Results, gpu: Gpu) -> Conclusion | None:
     return Conclusion(contents, tuple(summaries), tuple(errors))
 
 
-def check_task(task: Task, tile: CudaTile, gpu: Gpu) -> None:
-    """Raise ValueError unless a task is one wave of ``tile`` on ``gpu``, as it says."""
+def check_task(task: Task, kernel: Kernel, gpu: Gpu) -> None:
+    """Raise ValueError unless a task is of ``kernel``, and one wave on ``gpu``, as it says."""
+    tile = kernel.tile
+    if task.form != kernel.form.name:
+        raise ValueError(f"tasks: {task.kernel} is of {kernel.form.name}, not of {task.form!r}")
     blocks = ceil_div(task.m, tile.block_m) * ceil_div(task.n, tile.block_n)
     if blocks != task.blocks * gpu.multiprocessors or ceil_div(task.k, tile.block_k) != task.steps:
         raise ValueError(
@@ -115,7 +118,7 @@ def _times(
         kernel = by_name.get(task.kernel)
         if kernel is None:
             continue
-        check_task(task, kernel.tile, gpu)
+        check_task(task, kernel, gpu)
         points = times.setdefault(task.kernel, {}).setdefault(task.blocks, [])
         points.append((task.steps, seconds * _PICOSECONDS))
     return times

@@ -59,8 +59,8 @@ def read(path: Path, gpu: Gpu) -> tuple[list[Kernel], list[Task]]:
 
 
 def _check(kernels: Sequence[Kernel], wanted: Sequence[Task], gpu: Gpu) -> None:
-    tiles = {kernel.name: kernel.tile for kernel in kernels}
+    by_name = {kernel.name: kernel for kernel in kernels}
     for task in wanted:
-        if task.kernel not in tiles:
+        if task.kernel not in by_name:
             raise ValueError(f"tasks: {task.kernel} is none of the kernels")
-        check_task(task, tiles[task.kernel], gpu)
+        check_task(task, by_name[task.kernel], gpu)

@@ -9,7 +9,6 @@ else there is, is not looked at.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tvm_moonpoly.microkernels.cuda import Gpu
+from tvm_moonpoly.microkernels.cuda import GPUS, Gpu
 from tvm_moonpoly.tuning.cuda.tasks import Task
 
 FORMAT = 1
@@ -77,7 +76,8 @@ def parse(document: Any) -> Results:
     """
     _require(isinstance(document, dict), "it is no JSON object")
     version = document.get("format")
-    _require(version == FORMAT, f"format: must be {FORMAT}, not {version!r}")
+    known = type(version) is int and version == FORMAT
+    _require(known, f"format: must be {FORMAT}, not {version!r:.40}")
     gpu = document.get("gpu")
     _require(isinstance(gpu, dict), "gpu: it describes no GPU")
     launch = document.get("launch_seconds")
@@ -121,6 +121,20 @@ def check_gpu(results: Results, gpu: Gpu) -> None:
             )
 
 
+def gpu_of(results: Results) -> Gpu:
+    """The GPU that ``results`` are of; raises ValueError where it is none that is known."""
+    for gpu in GPUS.values():
+        try:
+            check_gpu(results, gpu)
+        except ValueError:
+            continue
+        return gpu
+    raise ValueError(
+        f"gpu: the results are of a {results.device!r} ({results.arch}, {results.multiprocessors} "
+        f"multiprocessors), which is none of {', '.join(GPUS)}"
+    )
+
+
 def parse_task(entry: Any, where: str) -> Task:
     """A task as JSON; raises ValueError that names the field below ``where``."""
     _require(isinstance(entry, dict), f"{where}: it is no JSON object")
@@ -160,7 +174,7 @@ def _wrong(found: Any) -> Iterator[str]:
 
 def _seconds(value: Any, name: str) -> float:
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    right = plain and math.isfinite(value) and 0 < value <= _LONGEST
+    right = plain and 0 < value <= _LONGEST  # NaN is not
     _require(right, f"{name}: must be seconds in 0..{_LONGEST:g}, not {value!r:.40}")
     return float(value)
 

@@ -1,0 +1,202 @@
+"""The README's table of the convolution bench, and the page of its losses, from its documents.
+
+``python -m bench.conv.page bench/results/conv-1-thread.json`` writes both. Nothing in them is
+written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.conv.cases import all_cases
+from bench.conv.summary import FORMAT
+from bench.gemm.page import (
+    README,
+    ROOT,
+    Document,
+    markdown,
+    read_document,
+    replace_section,
+    same_machine,
+    strong,
+    threads_of,
+    wrapped,
+)
+from bench.gemm.report import NOTHING, bounds, number, percent
+from bench.gemm.summary import Row, losses
+
+LOSSES = ROOT / "bench" / "results" / "conv-losses.md"
+MARKERS = "<!-- conv: begin -->", "<!-- conv: end -->"
+CANDIDATES = {
+    "torch_nchw": "torch NCHW",
+    "torch_nhwc": "torch channels last",
+    "onednn_packed": "oneDNN packed",
+    "onnxruntime": "onnxruntime",
+    "onnxruntime_blocked": "onnxruntime, its blocks",
+    "tvm_plain": "plain TVM",
+    "tvm_hand": "TVM by hand",
+}
+
+
+def section(docs: Sequence[Document], losses_path: str) -> str:
+    """What stands between the markers: what is compared, and the tables of each document."""
+    parts = [wrapped(about(docs[0]))]
+    for doc in docs:
+        parts.append(wrapped(f"{threads_of(doc).capitalize()}, {extent_of(doc)}"))
+        parts.append(goals_table(doc["classes"]))
+        parts.append("Against each of them, where it was timed:")
+        parts.append(candidates_table(doc["classes"]))
+    slower = sum(len(losses(doc["rows"])) for doc in docs)
+    total = sum(len(doc["rows"]) for doc in docs)
+    last = f"[All {slower} of {total} layers in which a library is faster]({losses_path}), the "
+    parts.append(wrapped(last + "worst first; every figure is in the JSON beside it."))
+    return "\n\n".join(parts)
+
+
+def about(doc: Document) -> str:
+    """How to read the tables: what is compared, and with which versions."""
+    return (
+        "Convolutions with bias on the same machine: time of the best library divided by ours, "
+        f"geometric means of medians of paired ratios. The best of {library_names(doc)} is picked "
+        "for each layer on half of the rounds and compared on the other half. Each has its input "
+        "and leaves its output in the layout that it works with inside a network, so that no "
+        "layout is converted; in first layers all are given NCHW images, and ours turns them "
+        "round. Weights are packed beforehand where a library can. A loss counts when even the "
+        "upper 95 % bound of its ratio is below the floor of the class; layers in doubt are "
+        "measured again with three times the rounds, as far as the time allows; means are of first "
+        "runs. Ours and onnxruntime write into memory of the caller, torch makes its result. TVM "
+        'was timed on a part of the layers; it has dynamic shapes, as ours. "Of peak" is the '
+        "arithmetic of a direct convolution over that of the FMA peak: Winograd's algorithm does "
+        "with less."
+    )
+
+
+def library_names(doc: Document) -> str:
+    """The libraries with their versions."""
+    versions = doc["versions"]
+    found = re.search(r"v([\d.]+)", versions.get("onednn", ""))
+    names = [f"torch {versions['torch']}"] if "torch" in versions else []
+    if found:
+        names[-1:] = [f"{name} with oneDNN {found[1]}" for name in names[-1:]]
+    if "onnxruntime" in versions:
+        names.append(f"onnxruntime {versions['onnxruntime']}")
+    return " and ".join(names)
+
+
+def extent_of(doc: Document) -> str:
+    """How much of the list was measured, with how many rounds, and beside what."""
+    rounds = [row["rounds"] for row in doc["rows"]]
+    total = len(all_cases())
+    text = f"{len(doc['rows'])} of the {total} layers of the list"
+    if len(doc["rows"]) < total:
+        text += ", spread evenly over classes and work"
+    text += f", {min(rounds)} to {max(rounds)} rounds a layer"
+    return f"{text}. {doc['remark']}" if doc.get("remark") else f"{text}."
+
+
+def goals_table(classes: Sequence[dict[str, Any]]) -> str:
+    """One line a class: what was to be reached, and what was."""
+    lines = [
+        [
+            one["title"],
+            str(one["layers"]),
+            strong(number(one["vs_best"])),
+            f"{one['target']:.2f}, none < {one['floor']:.2f}",
+            met(one),
+            str(one["slower"]),
+            str(one["losses_that_count"]),
+            number(one["worst"]),
+            percent(one["of_peak"]),
+        ]
+        for one in classes
+    ]
+    titles = ["layers of", "layers", "vs best", "target", "met", "slower", "losses that count"]
+    return markdown([*titles, "worst", "of peak"], lines)
+
+
+def met(one: dict[str, Any]) -> str:
+    """Whether the goal of a class is met, and if not, what is missed."""
+    if one["met"]:
+        return "yes"
+    below = one["vs_best"] is None or one["vs_best"] < one["target"]
+    missed = ["ratio"] * below + ["floor"] * (one["losses_that_count"] > 0)
+    return f"no: {', '.join(missed)}"
+
+
+def candidates_table(classes: Sequence[dict[str, Any]]) -> str:
+    """One line a class: the mean ratio to each library and to TVM."""
+    names = [name for name in CANDIDATES if any(name in one["vs"] for one in classes)]
+    lines = [[one["title"], *(number(one["vs"].get(name)) for name in names)] for one in classes]
+    return markdown(["layers of", *(CANDIDATES[name] for name in names)], lines)
+
+
+def losses_page(docs: Sequence[Document]) -> str:
+    """The page of losses: every layer whose median is below 1, by document."""
+    how = (
+        "Written by `python -m bench.conv.page`. A loss counts when even the upper 95 % bound is "
+        "below the floor of its class. A layer is written as N x C x H x W of its input, k output "
+        "channels, kernel, s stride, p padding, d dilation, g groups. The last two columns are "
+        "the arithmetic of a direct convolution over that of the FMA peak, for ours and for the "
+        "best library: above 100 % fewer products are made (Winograd's algorithm)."
+    )
+    parts = ["# Layers in which a library is faster", wrapped(how)]
+    titles = ["counts", "layer", "network", "class", "vs best", "95 % bounds", "best", "rounds"]
+    titles += ["us", "ours of peak", "best of peak"]
+    for doc in docs:
+        slower = losses(doc["rows"])
+        counted = sum(row["loss"] for row in slower)
+        parts.append(f"## {threads_of(doc).capitalize()}")
+        parts.append(wrapped(f"Measured were {extent_of(doc)}"))
+        parts.append(f"{len(slower)} layers are slower, of which {counted} count.")
+        if slower:
+            parts.append(markdown(titles, [loss_line(row) for row in slower]))
+    return "\n\n".join(parts) + "\n"
+
+
+def loss_line(row: Row) -> list[str]:
+    """The cells of one loss."""
+    peak, ratio = row["of_peak"], row["vs_best"]
+    return [
+        "yes" if row["loss"] else "",
+        row["key"],
+        row["network"] or NOTHING,
+        row["class"],
+        number(ratio),
+        bounds(row["vs_best_bounds"]),
+        row["best"],
+        str(row["rounds"]),
+        f"{row['seconds'] * 1e6:.0f}",
+        percent(peak),
+        percent(None if peak is None else peak / ratio),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write table and page; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.conv.page", description=__doc__)
+    parser.add_argument("documents", nargs="+", type=Path, metavar="JSON")
+    parser.add_argument("--readme", type=Path, default=README)
+    parser.add_argument("--losses", type=Path, default=LOSSES)
+    options = parser.parse_args(arguments)
+    try:
+        docs = [read_document(path, FORMAT) for path in options.documents]
+        docs.sort(key=lambda doc: doc["threads"])
+        same_machine(docs)
+        link = os.path.relpath(options.losses.resolve(), options.readme.resolve().parent)
+        made = section(docs, Path(link).as_posix())
+        text = replace_section(options.readme.read_text(), made, MARKERS)
+    except (OSError, ValueError) as wrong:
+        parser.error(str(wrong))
+    options.readme.write_text(text)
+    options.losses.write_text(losses_page(docs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
