@@ -40,8 +40,7 @@ def sharings(plan: Plan, product: Product, machine: Machine) -> Iterator[Plan]:
 def _cuts(count: int, cores: int, field: str) -> list[int]:
     """Into how many parts ``count`` tiles or groups are cut."""
     most = max(min(count, largest(field)), 1)
-    # the planner cuts into single ones where there are fewer than it wants
-    return sorted({min(parts, most) for parts in (1, *(cores * each for each in CUTS))})
+    return [parts for parts in (1, *(cores * each for each in CUTS)) if parts <= most]
 
 
 def alone(plan: Plan) -> Plan:
