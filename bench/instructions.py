@@ -43,6 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.callgrind import Profile, total_own
+from bench.console import wide_console
 from bench.packed_calls import (
     DRIVER,
     LIBRARY,
@@ -253,8 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.resolve().parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
-    console = Console()
-    console = console if console.is_terminal else Console(width=240)
+    console = wide_console()
     try:
         counts, target = measure(JOBS)
     except RuntimeError as reason:

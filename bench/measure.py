@@ -168,8 +168,6 @@ def losses(ratios: Mapping[str, Ratio]) -> list[str]:
 
 def machine_facts() -> dict[str, Any]:
     """What a reader needs in order to judge the numbers: processor, caches, versions, BLAS."""
-    from threadpoolctl import threadpool_info
-
     return {
         "cpu": cpu_model(),
         # of the machine, not those of them that this process was given
@@ -178,15 +176,16 @@ def machine_facts() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": installed_versions(),
-        "blas": [
-            {
-                key: pool[key]
-                for key in ("internal_api", "version", "architecture", "num_threads")
-                if key in pool
-            }
-            for pool in threadpool_info()
-        ],
+        "blas": thread_pools(),
     }
+
+
+def thread_pools() -> list[dict[str, Any]]:
+    """The libraries with pools of threads that this process has loaded, BLAS among them."""
+    from threadpoolctl import threadpool_info
+
+    facts = ("internal_api", "version", "architecture", "num_threads")
+    return [{fact: pool[fact] for fact in facts if fact in pool} for pool in threadpool_info()]
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

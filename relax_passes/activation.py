@@ -117,6 +117,14 @@ def _scalar(expr: Expr) -> Polynomial | None:
     return poly.constant(next(near, value))
 
 
+def clip_bounds(call: Call) -> tuple[float, float] | None:
+    """The bounds of a `clip`, if they are numbers."""
+    _, low, high = call.args
+    if not all(isinstance(bound, IntImm | FloatImm) for bound in (low, high)):
+        return None
+    return float(low.value), float(high.value)
+
+
 def _apply(op: Op, operands: list[Polynomial]) -> Polynomial | None:
     if op in FUNCTIONS:
         return poly.call(FUNCTIONS[op], operands[0])

@@ -83,6 +83,10 @@ class Bindings:
         value = self.value.get(expr) if isinstance(expr, Var) else None
         return value if isinstance(value, Call) and value.op in operators else None
 
+    def calls(self, *operators: Op) -> list[Var]:
+        """The variables bound to a call of one of `operators`, in program order."""
+        return [var for var in self.value if self.call(var, *operators) is not None]
+
     def definitions(self, expr: Expr) -> Iterator[Expr]:
         """`expr`, then what it is bound to, through other names and `match_cast` only.
 

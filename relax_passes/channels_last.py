@@ -11,10 +11,10 @@ from tvm.relax import Expr, Var
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from .bindings import analyze, is_claimed
+from .bindings import Bindings, is_claimed
 from .channels_last_rules import Twin, split
 from .channels_last_table import RULES, SPLIT
-from .conv_functions import our_convolutions, rewrite_with_convolutions
+from .conv_functions import rewrite_with_convolutions
 from .conv_match import Convolution
 from .layouts import permuted_shape, to_first, to_last, transposed
 from .shapes import dims, same_tensor
@@ -36,8 +36,10 @@ class ConvertToChannelsLast:
         self.static = static
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        def rewrite(func: relax.Function) -> relax.Function:
-            new = _ChannelsLast(mod, func, self.static, self.target).visit_expr(func)
+        def rewrite(
+            func: relax.Function, bindings: Bindings, ours: dict[Var, Convolution]
+        ) -> relax.Function:
+            new = _ChannelsLast(mod, bindings, ours).visit_expr(func)
             return relax.analysis.remove_all_unused(new)
 
         return rewrite_with_convolutions(mod, self.target, self.static, rewrite)
@@ -52,12 +54,10 @@ class _ChannelsLast(PyExprMutator):
     is in `twins` and nothing reads it but its items, or has none.
     """
 
-    def __init__(
-        self, mod: tvm.IRModule, func: relax.Function, static: bool, target: Target
-    ) -> None:
+    def __init__(self, mod: tvm.IRModule, bindings: Bindings, ours: dict[Var, Convolution]) -> None:
         super().__init__(mod)
-        self._bindings = analyze(func, mod)
-        self._ours = our_convolutions(self._bindings, static, target)
+        self._bindings = bindings
+        self._ours = ours
         self._twins: dict[Var, Expr] = {}
         self._pending: set[Var] = set()
 

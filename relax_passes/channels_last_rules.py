@@ -15,7 +15,7 @@ from tvm.ir import Call, GenericConst
 from tvm.relax import Expr, Var
 from tvm.tirx import IntImm
 
-from .layouts import to_first, to_last, transposed
+from .layouts import permuted_shape, to_first, to_last, transposed
 from .match import permutation
 from .shapes import dims, known_dims, same_dim
 
@@ -228,8 +228,8 @@ def reshape(call: Call, operands: Operands) -> Twin | None:
     before, after = known_dims(x), known_dims(call)
     if not all(same_dim(a, b) for a, b in zip(before[:2], after[:2], strict=True)):
         return None
-    moved = [after[axis] for axis in to_last(len(after))]
-    return Twin(relax.op.reshape(operands.twin(x), relax.ShapeExpr(moved)))
+    moved = relax.ShapeExpr(permuted_shape(call, to_last(call.ty.ndim)))
+    return Twin(relax.op.reshape(operands.twin(x), moved))
 
 
 def permute_dims(call: Call, operands: Operands) -> Twin | Expr | None:
@@ -254,9 +254,8 @@ def broadcast_to(call: Call, operands: Operands) -> Twin | None:
     x = call.args[0]
     if not operands.is_twin_known(x) or x.ty.ndim != call.ty.ndim:
         return None
-    shape = known_dims(call)
-    moved = [shape[axis] for axis in to_last(len(shape))]
-    return Twin(relax.op.broadcast_to(operands.twin(x), relax.ShapeExpr(moved)))
+    moved = relax.ShapeExpr(permuted_shape(call, to_last(call.ty.ndim)))
+    return Twin(relax.op.broadcast_to(operands.twin(x), moved))
 
 
 def _axis(axis: Expr | int, ndim: int) -> int:

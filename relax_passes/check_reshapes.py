@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .bindings import is_claimed
 from .element_count import count, provably_equal
-from .functions import with_functions
+from .functions import with_rewritten
 from .run_time_checks import assert_equal, emit_kept
 from .shapes import dims, fresh_symbols, show_dim, show_dims
 
@@ -27,7 +27,7 @@ class CheckReshapes:
     TVM takes the new shape at its word: a reshape of (n, 8) to (n // 4, 32) loses elements without
     a word where n is no multiple of 4, and one to ((n + 3) // 4, 32) reads beyond its operand.
     After this pass both raise a RuntimeError that names function, operator, shapes and the two
-    numbers of elements. `squeeze` of a dimension that is not known to be 1 is treated same_tensor.
+    numbers of elements. `squeeze` of a dimension that is not known to be 1 is treated alike.
 
     To be run before `LegalizeOps`, for any target. The checks are bindings of `match_cast`, which
     no pass of TVM drops; what they call is part of TVM's runtime.
@@ -39,11 +39,10 @@ class CheckReshapes:
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        changed = {}
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not is_claimed(func) and _is_doubtful(func):
-                changed[gv] = _InsertChecks(mod, gv.name_hint).visit_expr(func)
-        return with_functions(mod, changed)
+        def rewrite(func: relax.Function, name: str) -> relax.Function:
+            return _InsertChecks(mod, name).visit_expr(func) if _is_doubtful(func) else func
+
+        return with_rewritten(mod, rewrite)
 
 
 def _is_doubtful(func: relax.Function) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm.relax import Var
-from tvm.tirx import FloatImm, IntImm
 
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 
 from . import polynomial as poly
-from .activation import CLIP, CLIP01, SPELLED_OUT, WHOLE, functions_of
+from .activation import CLIP, CLIP01, SPELLED_OUT, WHOLE, clip_bounds, functions_of
 from .bindings import Bindings
 from .polynomial import Form, Polynomial
 from .shapes import dtype_of
@@ -49,12 +48,10 @@ def _whole(var: Var, bindings: Bindings) -> ConvMatch | None:
     if not call.args[0].same_as(var):
         return None
     if call.op == CLIP:
-        low, high = call.args[1:]
-        if not all(isinstance(bound, IntImm | FloatImm) for bound in (low, high)):
+        bounds = clip_bounds(call)
+        if bounds is None or not bounds[0] <= bounds[1]:
             return None
-        if not float(low.value) <= float(high.value):
-            return None
-        return ConvMatch(ConvActivation.CLIP, user, float(low.value), float(high.value))
+        return ConvMatch(ConvActivation.CLIP, user, *bounds)
     return ConvMatch(ConvActivation[WHOLE[call.op].name], user)
 
 
@@ -67,7 +64,7 @@ def _named(value: Polynomial, output: Var, tolerance: float) -> ConvMatch | None
 
 
 def _hard_sigmoid(form: Form, output: Var, tolerance: float) -> ConvMatch | None:
-    """`clip(alpha * x + beta, 0, 1)`, whatever the scale that it is written in, or a clip."""
+    """`clip(alpha * x + beta, 0, 1)`, in whatever spelling."""
     terms = dict(form)
     offset = terms.pop((), 0.0)
     if len(terms) != 1:

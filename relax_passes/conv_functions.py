@@ -10,9 +10,9 @@ from tvm.target import Target
 
 from tvm_moonpoly import operators
 
-from .bindings import Bindings, analyze, is_claimed
+from .bindings import Bindings, analyze
 from .conv_match import Convolution, classify_conv, convolutions
-from .functions import with_functions
+from .functions import with_rewritten
 
 
 def unsupported(target: Target) -> str | None:
@@ -21,7 +21,7 @@ def unsupported(target: Target) -> str | None:
     return operators.supported(target) if kind == "llvm" else f"no convolutions for {kind}"
 
 
-def our_convolutions(
+def _our_convolutions(
     bindings: Bindings, static: bool, target: Target
 ) -> dict[relax.Var, Convolution]:
     """The convolutions among `bindings` that are ours, in program order."""
@@ -33,20 +33,17 @@ def rewrite_with_convolutions(
     mod: tvm.IRModule,
     target: Target,
     static: bool,
-    rewrite: Callable[[relax.Function], relax.Function],
+    rewrite: Callable[[relax.Function, Bindings, dict[relax.Var, Convolution]], relax.Function],
 ) -> tvm.IRModule:
-    """`mod` with those functions rewritten that have a convolution of ours."""
+    """`mod` with those functions rewritten that have a convolution of ours: `rewrite` is given
+    the function, its bindings, and its convolutions in program order."""
     if unsupported(target) is not None:
         return mod
-    changed = {}
-    for gv, func in mod.functions_items():
-        if not isinstance(func, relax.Function) or is_claimed(func):
-            continue
+
+    def rewritten(func: relax.Function, _name: str) -> relax.Function:
         bindings = analyze(func, mod)
         # what is moved across a write into memory would read something else
-        if bindings.writers or not our_convolutions(bindings, static, target):
-            continue
-        new = rewrite(func)
-        if not new.same_as(func):
-            changed[gv] = new
-    return with_functions(mod, changed)
+        ours = {} if bindings.writers else _our_convolutions(bindings, static, target)
+        return rewrite(func, bindings, ours) if ours else func
+
+    return with_rewritten(mod, rewritten)

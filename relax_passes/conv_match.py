@@ -75,6 +75,10 @@ class Convolution:
         axes = [self.kernel_layout.index(letter) for letter in "OI" + self._spatial]
         return self.weight.value.numpy().transpose(axes).astype(np.float32)
 
+    def by_channel(self, values: np.ndarray) -> np.ndarray:
+        """`values`, one an output channel, in the shape in which they meet the result."""
+        return values.reshape(-1, *[1] * (len(self.strides) + 1 - self.channel_axis))
+
     def call(
         self,
         x: Expr | None = None,
@@ -106,7 +110,7 @@ class Convolution:
 
 def convolutions(bindings: Bindings) -> list[Var]:
     """The variables bound to a convolution of one or two dimensions, in program order."""
-    return [var for var in bindings.value if bindings.call(var, *CONVOLUTIONS) is not None]
+    return bindings.calls(*CONVOLUTIONS)
 
 
 def classify_conv(

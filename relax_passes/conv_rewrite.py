@@ -51,15 +51,6 @@ def rewrite_convolutions(
     return Rebuild(mod, new, before.keys() - bindings.value.keys(), checks).visit_expr(func)
 
 
-def leave_convolutions(func: relax.Function, name: str, reason: str, report: Report) -> None:
-    """Report all convolutions of `func` as left for one `reason`."""
-    bindings = analyze(func)
-    for var in convolutions(bindings):
-        call = bindings.value[var]
-        operator = call.op.name.removeprefix("relax.nn.")
-        report.add(Entry(name, operator, show(*call.args), "left", reason))
-
-
 def _replacement(
     var: Var,
     conv: Convolution | Left,

@@ -53,9 +53,7 @@ def verified_conv(
     bound = conv.call(magnitude(x), np.abs(weight), dtype=dtype)
     epilogue = found.epilogue
     if epilogue.bias is not None:
-        by_channel = [1] * (var.ty.ndim - conv.channel_axis)
-        by_channel[0] = conv.out_channels
-        bias = relax.const(epilogue.bias.reshape(by_channel), dtype)
+        bias = relax.const(conv.by_channel(epilogue.bias), dtype)
         plain, bound = relax.op.add(plain, bias), relax.op.add(bound, magnitude(bias))
     if epilogue.residual is not None:
         residual: Expr = epilogue.residual

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
-from tvm.tirx import FloatImm, IntImm
 
 from tvm_moonpoly.operators import MAX_OPERANDS, MAX_STEPS, Activation, Chain, Step
 
-from .activation import match_activation
+from .activation import CLIP, clip_bounds, match_activation
 from .bindings import Bindings
 from .match import PERMUTE_DIMS, permutation
 from .shapes import dims, dtype_of, known_dims, same_dim, same_tensor
@@ -26,7 +25,6 @@ BINARY = {
     Op.get("relax.maximum"): (Step.MAXIMUM, Step.MAXIMUM),
     Op.get("relax.minimum"): (Step.MINIMUM, Step.MINIMUM),
 }
-CLIP = Op.get("relax.clip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +101,13 @@ def _next(epilogue: Epilogue, bindings: Bindings) -> Epilogue | None:
 
 
 def _clip(call: Call) -> list[Link]:
-    _, low, high = call.args
-    if not all(isinstance(bound, IntImm | FloatImm) for bound in (low, high)):
+    bounds = clip_bounds(call)
+    if bounds is None:
         return []
-    low, high = (float(bound.value) for bound in (low, high))
-    if (low, high) == (0.0, 6.0):
+    if bounds == (0.0, 6.0):
         return [Link(Activation.RELU6)]
-    bounds = zip((Step.MAXIMUM, Step.MINIMUM), (low, high), strict=True)
-    return [Link(step, relax.const(bound, "float32")) for step, bound in bounds]
+    steps = zip((Step.MAXIMUM, Step.MINIMUM), bounds, strict=True)
+    return [Link(step, relax.const(bound, "float32")) for step, bound in steps]
 
 
 def _binary(call: Call, last: Var) -> list[Link]:

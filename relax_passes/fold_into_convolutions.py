@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import tvm
@@ -13,9 +14,9 @@ from tvm.relax import Expr, Var
 from tvm.target import Target
 
 from . import rewrite
-from .bindings import Bindings, analyze
+from .bindings import Bindings
 from .conv_epilogue import match_conv_epilogue, per_channel
-from .conv_functions import our_convolutions, rewrite_with_convolutions
+from .conv_functions import rewrite_with_convolutions
 from .conv_match import Convolution
 from .shapes import same_tensor
 
@@ -41,10 +42,7 @@ class FoldIntoConvolutions:
         self.static = static
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        def fold(func: relax.Function) -> relax.Function:
-            return _fold(func, mod, self.static, self.target)
-
-        return rewrite_with_convolutions(mod, self.target, self.static, fold)
+        return rewrite_with_convolutions(mod, self.target, self.static, partial(_fold, mod))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +59,11 @@ class Affine:
         return bool(np.isfinite(self.scale).all() and np.isfinite(self.shift).all())
 
 
-def _fold(func: relax.Function, mod: tvm.IRModule, static: bool, target: Target) -> relax.Function:
-    bindings = analyze(func, mod)
+def _fold(
+    mod: tvm.IRModule, func: relax.Function, bindings: Bindings, ours: dict[Var, Convolution]
+) -> relax.Function:
     before = set(bindings.value)
     new: dict[Var, Expr] = {}
-    ours = our_convolutions(bindings, static, target)
     # where an epilogue ends, which would otherwise lose its last operator to the next convolution
     ends = {_end(var, conv, bindings) for var, conv in ours.items()}
     for var, conv in ours.items():
@@ -99,28 +97,26 @@ def _folded(
     last = result.value
     assert isinstance(last, Var)
     weight = conv.weight_array().astype(np.float64)
-    by_group = np.repeat(
-        source.scale.reshape(conv.groups, -1), conv.out_channels // conv.groups, axis=0
-    )
-    spatial = [1] * len(conv.kernel)
-    shifts = np.repeat(
-        source.shift.reshape(conv.groups, -1), conv.out_channels // conv.groups, axis=0
-    )
     with np.errstate(all="ignore"):
         axes = tuple(range(1, weight.ndim))
-        shift = (weight * shifts.reshape(*shifts.shape, *spatial)).sum(axis=axes)
+        shift = (weight * _by_filter(source.shift, conv)).sum(axis=axes)
         shift = (shift * result.scale + result.shift).astype(conv.dtype)
-        weight = weight * by_group.reshape(*by_group.shape, *spatial)
-        weight = (weight * result.scale.reshape(-1, 1, *spatial)).astype(conv.dtype)
+        weight = weight * _by_filter(source.scale, conv)
+        weight = (weight * result.scale.reshape(-1, *[1] * len(axes))).astype(conv.dtype)
     if not (np.isfinite(weight).all() and np.isfinite(shift).all()):
         return var, None
     same = (source.scale == 1.0).all() and (result.scale == 1.0).all()
     call = conv.call(source.value, None if same else weight, padding)
     if not shift.any():
         return last, call
-    by_channel = [1] * (var.ty.ndim - conv.channel_axis)
-    by_channel[0] = conv.out_channels
-    return last, relax.op.add(call, relax.const(shift.reshape(by_channel)))
+    return last, relax.op.add(call, relax.const(conv.by_channel(shift)))
+
+
+def _by_filter(values: np.ndarray, conv: Convolution) -> np.ndarray:
+    """`values`, one an input channel, for each filter of the weight: (OC, C / groups, 1, ...)."""
+    filters = conv.out_channels // conv.groups
+    rows = np.repeat(values.reshape(conv.groups, -1), filters, axis=0)
+    return rows.reshape(*rows.shape, *[1] * len(conv.kernel))
 
 
 def _identity(value: Expr, channels: int) -> Affine:

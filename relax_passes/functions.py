@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tvm
 from tvm.ir import GlobalVar
 from tvm.relax import Function
 from tvm.runtime import Module
+from tvm.target import Target
+
+from tvm_moonpoly import operators
+
+from .bindings import is_claimed
 
 EXTERNAL_MODS = "external_mods"  # runtime modules that TVM links into the executable
 
@@ -20,6 +25,39 @@ def with_functions(mod: tvm.IRModule, changed: Mapping[GlobalVar, Function]) -> 
     for gv, func in changed.items():
         result.update_func(gv, func)
     return result
+
+
+def with_rewritten(
+    mod: tvm.IRModule,
+    rewrite: Callable[[Function, str], Function],
+    leave: Callable[[Function, str, str], None] = lambda _func, _name, _reason: None,
+    reason: str | None = None,
+) -> tvm.IRModule:
+    """`mod` with its Relax functions as `rewrite` makes them of each and its name; `mod` itself if
+    none of them changes.
+
+    Those of other backends, or all if there is a `reason`, are left: `leave` is told function, name
+    and why.
+    """
+    changed = {}
+    for gv, func in mod.functions_items():
+        if not isinstance(func, Function):
+            continue
+        name = gv.name_hint
+        if reason is not None:
+            leave(func, name, reason)
+        elif is_claimed(func):
+            leave(func, name, "claimed by another backend")
+        else:
+            new = rewrite(func, name)
+            if not new.same_as(func):
+                changed[gv] = new
+    return with_functions(mod, changed)
+
+
+def attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """`mod` with the operator library of `target` among its external modules."""
+    return with_externals(mod, operators.library(target).module)
 
 
 def with_externals(mod: tvm.IRModule, library: Module) -> tvm.IRModule:

@@ -37,5 +37,5 @@ def transposed(expr: Expr, axes: Sequence[int]) -> Expr:
     shape = known_dims(expr)
     large = [axis for axis in axes if not same_dim(shape[axis], 1)]
     if large == sorted(large):
-        return relax.op.reshape(expr, relax.ShapeExpr([shape[axis] for axis in axes]))
+        return relax.op.reshape(expr, relax.ShapeExpr(permuted_shape(expr, axes)))
     return relax.op.permute_dims(expr, list(axes))

@@ -15,8 +15,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm.tirx import FloatImm, IntImm
 
-from .bindings import is_claimed
+from .activation import CLIP, clip_bounds
+from .bindings import Bindings, is_claimed
 from .conv_functions import rewrite_with_convolutions
+from .conv_match import Convolution
 from .scalar_bound import scalar_bound
 from .shapes import dims, dtype_of, is_static, known_dims, same_tensor
 
@@ -43,7 +45,7 @@ ELEMENTWISE = {Op.get(f"relax.{name}"): function for name, function in FUNCTIONS
 ASTYPE, BATCH_NORM = Op.get("relax.astype"), Op.get("relax.nn.batch_norm")
 CALL_TIR = Op.get("relax.call_tir")
 MAXIMUM, MINIMUM = Op.get("relax.maximum"), Op.get("relax.minimum")
-CLIP, RELU = Op.get("relax.clip"), Op.get("relax.nn.relu")
+RELU = Op.get("relax.nn.relu")
 
 
 @tvm.transform.module_pass(opt_level=0, name="NormalizeOperators")
@@ -61,7 +63,9 @@ class NormalizeOperators:
         self.static = static
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        def rewrite(func: relax.Function) -> relax.Function:
+        def rewrite(
+            func: relax.Function, _bindings: Bindings, _ours: dict[Var, Convolution]
+        ) -> relax.Function:
             return relax.analysis.remove_all_unused(_Normalize(mod).visit_expr(func))
 
         new = rewrite_with_convolutions(mod, self.target, self.static, rewrite)
@@ -226,12 +230,13 @@ def _bounds(call: Call) -> tuple[Expr, float, float] | None:
         return call.args[0], 0.0, math.inf
     if call.op not in (MAXIMUM, MINIMUM, CLIP) or "float" not in dtype_of(call):
         return None
-    x, *numbers = call.args
-    bounds = [value for value in map(_number, numbers) if value is not None]
-    if len(bounds) < len(numbers) or not same_tensor(x, call):
+    x = call.args[0]
+    if not same_tensor(x, call):
         return None
     if call.op == CLIP:
-        low, high = bounds
-        return (x, low, high) if low <= high else None
-    (bound,) = bounds
+        bounds = clip_bounds(call)
+        return (x, *bounds) if bounds is not None and bounds[0] <= bounds[1] else None
+    bound = _number(call.args[1])
+    if bound is None:
+        return None
     return (x, bound, math.inf) if call.op == MAXIMUM else (x, -math.inf, bound)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import tvm
 from tvm import relax
 from tvm.target import Target
@@ -9,8 +11,7 @@ from tvm.target import Target
 from tvm_moonpoly import operators
 
 from . import cuda
-from .bindings import is_claimed
-from .functions import with_externals, with_functions
+from .functions import attach_library, with_rewritten
 from .packing import Packing
 from .report import Report
 from .rewrite import Options, leave_function, rewrite_function
@@ -48,19 +49,11 @@ class PolymerizeDynamicOps:
             return cuda.polymerize(mod, self.target, self.options, self.report)
         unsupported = operators.supported(self.target)
         packing = None if unsupported is not None else Packing(self.target)
-        changed = {}
-        for gv, func in mod.functions_items():
-            if not isinstance(func, relax.Function):
-                continue
-            name = gv.name_hint
-            if packing is None:
-                leave_function(func, name, str(unsupported), self.report)
-            elif is_claimed(func):
-                leave_function(func, name, "claimed by another backend", self.report)
-            else:
-                new = rewrite_function(func, name, mod, packing, self.options, self.report)
-                if not new.same_as(func):
-                    changed[gv] = new
-        if not changed:
-            return mod
-        return with_externals(with_functions(mod, changed), operators.library(self.target).module)
+
+        def rewrite(func: relax.Function, name: str) -> relax.Function:
+            assert packing is not None
+            return rewrite_function(func, name, mod, packing, self.options, self.report)
+
+        leave = partial(leave_function, report=self.report)
+        new = with_rewritten(mod, rewrite, leave, unsupported)
+        return mod if new.same_as(mod) else attach_library(new, self.target)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import tvm
 from tvm import relax
 from tvm.target import Target
 
-from tvm_moonpoly import operators
-
-from .bindings import is_claimed
 from .conv_functions import unsupported
+from .conv_match import CONVOLUTIONS
 from .conv_packing import ConvPacking
-from .conv_rewrite import leave_convolutions, rewrite_convolutions
-from .functions import with_externals, with_functions
+from .conv_rewrite import rewrite_convolutions
+from .functions import attach_library, with_rewritten
 from .report import Report
-from .rewrite import Options
+from .rewrite import Options, leave_function
 
 
 @tvm.transform.module_pass(opt_level=0, name="PolymerizeConvolutions")
@@ -47,24 +47,11 @@ class PolymerizeConvolutions:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         reason = unsupported(self.target)
         packing = None if reason is not None else ConvPacking(self.target)
-        changed = {}
-        for gv, func in mod.functions_items():
-            if not isinstance(func, relax.Function):
-                continue
-            name = gv.name_hint
-            if packing is None:
-                leave_convolutions(func, name, str(reason), self.report)
-            elif is_claimed(func):
-                leave_convolutions(func, name, "claimed by another backend", self.report)
-            else:
-                new = rewrite_convolutions(func, name, mod, packing, self.options, self.report)
-                if not new.same_as(func):
-                    changed[gv] = new
-        if not changed:
-            return mod
-        return attach_library(with_functions(mod, changed), self.target)
 
+        def rewrite(func: relax.Function, name: str) -> relax.Function:
+            assert packing is not None
+            return rewrite_convolutions(func, name, mod, packing, self.options, self.report)
 
-def attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """`mod` with the operator library of `target` among its external modules."""
-    return with_externals(mod, operators.library(target).module)
+        leave = partial(leave_function, report=self.report, operators=CONVOLUTIONS)
+        new = with_rewritten(mod, rewrite, leave, reason)
+        return mod if new.same_as(mod) else attach_library(new, self.target)

@@ -67,17 +67,24 @@ def rewrite_function(
     )
 
 
-def leave_function(func: relax.Function, name: str, reason: str, report: Report) -> None:
-    """Report all matmuls of `func` as left for one `reason`."""
+def leave_function(
+    func: relax.Function,
+    name: str,
+    reason: str,
+    report: Report,
+    operators: Sequence[Op] = (MATMUL,),
+) -> None:
+    """Report all calls of `operators` in `func`, called `name`, as left for one `reason`."""
     bindings = analyze(func)
-    for var in matmuls(bindings):
-        shapes = show(*bindings.value[var].args)
-        report.add(Entry(name, "matmul", shapes, "left", reason))
+    for var in bindings.calls(*operators):
+        call = bindings.value[var]
+        operator = call.op.name.rpartition(".")[2]
+        report.add(Entry(name, operator, show(*call.args), "left", reason))
 
 
 def matmuls(bindings: Bindings) -> list[Var]:
     """The variables bound to a matmul, in program order."""
-    return [var for var in bindings.value if bindings.call(var, MATMUL) is not None]
+    return bindings.calls(MATMUL)
 
 
 def _tuned(bindings: Bindings, packing: Packing) -> set[Var]:

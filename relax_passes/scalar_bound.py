@@ -6,6 +6,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import FloatImm
 
+from .tir_terms import is_number
+
 
 def scalar_bound(func: tirx.PrimFunc) -> tuple[str, float | None] | None:
     """`("maximum", value)` or `("minimum", value)` if `func` computes no more than that of its
@@ -27,7 +29,7 @@ def scalar_bound(func: tirx.PrimFunc) -> tuple[str, float | None] | None:
         return name, float(bound.value)
     if not (isinstance(bound, TensorLoad) and len(others) == 1):
         return None
-    first = all(isinstance(index, tirx.IntImm) and index.value == 0 for index in bound.indices)
+    first = all(is_number(index, 0) for index in bound.indices)
     return (name, None) if first and bound.source.same_as(others[0]) else None
 
 

@@ -17,8 +17,8 @@ from tvm.ir import Call, Expr, Op, Var
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IntImm, IterVar
 
-SPATIAL, REDUCTION = 0, 2  # IterVar.iter_type
-IF_THEN_ELSE = Op.get("prim.if_then_else")
+from .tir_terms import IF_THEN_ELSE, REDUCTION, SPATIAL, is_number, variables
+
 WIDTHS = (16, 8)  # elements of float32
 # Too dear to be computed again for a second consumer.
 EXPENSIVE = {Op.get(f"tirx.{name}") for name in ("exp", "erf", "tanh", "sigmoid", "log")}
@@ -69,12 +69,12 @@ def _is_plain(body: tirx.Stmt) -> bool:
 def _is_memory_bound(block: s_tir.SBlock) -> bool:
     """Whether a reduction reads as much as it computes: unlike in a matmul, some operand has an
     element for each iteration. A depthwise convolution is none of them, though its input has."""
-    variables = {var.var for var in block.iter_vars if not _is_one(var.dom.extent)}
+    moving = {var.var for var in block.iter_vars if not is_number(var.dom.extent, 1)}
     if not _reductions(block):
         return True
-    if _is_convolution(block) or all(_is_one(var.dom.extent) for var in _reductions(block)):
+    if _is_convolution(block) or all(is_number(var.dom.extent, 1) for var in _reductions(block)):
         return False  # the latter has no loops to be split from their init
-    return any(variables <= _variables(region.region) for region in block.reads)
+    return any(moving <= variables(region.region) for region in block.reads)
 
 
 def _is_convolution(block: s_tir.SBlock) -> bool:
@@ -82,7 +82,7 @@ def _is_convolution(block: s_tir.SBlock) -> bool:
     reduced = {var.var for var in _reductions(block)}
     windows, weights = False, False
     for region in block.reads:
-        indices = [_variables(part.min) for part in region.region]
+        indices = [variables(part.min) for part in region.region]
         is_window = any(each & reduced and each - reduced for each in indices)
         windows = windows or is_window
         weights = weights or (not is_window and bool(set().union(*indices) & reduced))
@@ -99,13 +99,19 @@ def _reshapes(block: s_tir.SBlock) -> bool:
 
 
 def _is_padded_maximum(block: s_tir.SBlock) -> bool:
-    """Whether `block` is a maximum or minimum of what is padded: twice as fast with a padded copy
-    than with a branch for each element."""
+    """Whether `block` is a maximum or minimum of what is padded: faster with a padded copy than
+    with a branch for each element, but not than with one for a whole vector of columns."""
     if not _reductions(block) or not isinstance(block.body.value, tirx.Max | tirx.Min):
         return False
-    operators = []
-    tvm_ffi.structural_walk(block.body, (Call, lambda call: operators.append(call.op)))
-    return IF_THEN_ELSE in operators
+    conditions: list[Expr] = []
+
+    def visit(call: Call) -> None:
+        if call.op == IF_THEN_ELSE:
+            conditions.append(call.args[0])
+
+    tvm_ffi.structural_walk(block.body, (Call, visit))
+    for_vectors = _is_by_column(block) and not variables(conditions) & _along_memory(block)
+    return bool(conditions) and not for_vectors
 
 
 def _inline_producers(sch: s_tir.Schedule) -> None:
@@ -123,7 +129,7 @@ def _is_reused(producer: s_tir.SBlock, consumer: s_tir.SBlock) -> bool:
     """Whether one value of `producer` may be read for several iterations of `consumer`."""
 
     def rank(block: s_tir.SBlock) -> int:
-        return sum(not _is_one(var.dom.extent) for var in block.iter_vars)
+        return sum(not is_number(var.dom.extent, 1) for var in block.iter_vars)
 
     return rank(producer) < rank(consumer)
 
@@ -167,7 +173,7 @@ def _share(sch: s_tir.Schedule, block: SBlockRV, depth: int) -> bool:
 def _row_depth(block: s_tir.SBlock) -> int:
     """How many leading dims of a reduction's result number its rows."""
     dims = [var for var in block.iter_vars if var.iter_type == SPATIAL]
-    while dims and _is_one(dims[-1].dom.extent):
+    while dims and is_number(dims[-1].dom.extent, 1):
         dims.pop()
     return len(dims) - _is_by_column(block)
 
@@ -175,16 +181,20 @@ def _row_depth(block: s_tir.SBlock) -> int:
 def _is_by_column(block: s_tir.SBlock) -> bool:
     """Whether neighbours in memory belong to different results, as in a sum over rows."""
     reduced = {var.var for var in _reductions(block)}
-    everything = max(block.reads, key=lambda region: len(_variables(region.region)))
-    innermost = _variables(everything.region[-1:])
+    innermost = _along_memory(block)
     return bool(innermost) and not innermost & reduced
+
+
+def _along_memory(block: s_tir.SBlock) -> set[Var]:
+    """The variables of the last index of the largest operand."""
+    everything = max(block.reads, key=lambda region: len(variables(region.region)))
+    return variables(everything.region[-1:])
 
 
 def _uses_all_loops(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether no loop around `block` repeats it."""
-    loops = {
-        loop.loop_var for loop in map(sch.get, sch.get_loops(block)) if not _is_one(loop.extent)
-    }
+    around = map(sch.get, sch.get_loops(block))
+    loops = {loop.loop_var for loop in around if not is_number(loop.extent, 1)}
     target, found = sch.get(block), []
 
     def visit(realize: s_tir.SBlockRealize) -> None:
@@ -192,7 +202,7 @@ def _uses_all_loops(sch: s_tir.Schedule, block: SBlockRV) -> bool:
             found.extend(realize.iter_values)
 
     tvm_ffi.structural_walk(sch.mod["main"].body, (s_tir.SBlockRealize, visit))
-    return loops <= _variables(found)
+    return loops <= variables(found)
 
 
 def _split_off_init(sch: s_tir.Schedule, block: SBlockRV) -> None:
@@ -226,8 +236,8 @@ def _by_vectors(sch: s_tir.Schedule, block: SBlockRV, width: int) -> None:
     reduced = loops[-len(_reductions(sch.get(block))) :]
     outer, vector = sch.split(loops[-len(reduced) - 1], [None, width])
     sch.reorder(outer, *reduced, vector)
+    sch.vectorize(vector)  # before the init is apart, after which it is refused
     init = sch.decompose_reduction(block, reduced[0])
-    sch.vectorize(vector)
     sch.vectorize(sch.get_loops(init)[-1])
 
 
@@ -252,13 +262,3 @@ def _is_expensive(block: s_tir.SBlock) -> bool:
     operators = []
     tvm_ffi.structural_walk(block.body, (Call, lambda call: operators.append(call.op)))
     return any(op in EXPENSIVE for op in operators)
-
-
-def _variables(expressions: object) -> set[Var]:
-    found: set[Var] = set()
-    tvm_ffi.structural_walk(expressions, (Var, found.add))
-    return found
-
-
-def _is_one(extent: Expr) -> bool:
-    return isinstance(extent, IntImm) and extent.value == 1

@@ -17,6 +17,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, IntImm, SeqStmt, Stmt
 
 from .parallel_rows import MIN_ITERATIONS
+from .tir_terms import SPATIAL, is_number
 
 BLOCK = 8
 INDEX = "int64"
@@ -64,7 +65,7 @@ def _matched(func: tirx.PrimFunc) -> Transpose | None:
     root, stmt = func.body.block, func.body.block.body
     if root.alloc_buffers or root.match_buffers:
         return None
-    while isinstance(stmt, For) and stmt.kind == ForKind.SERIAL and _is_number(stmt.min, 0):
+    while isinstance(stmt, For) and stmt.kind == ForKind.SERIAL and is_number(stmt.min, 0):
         stmt = stmt.body
     if not isinstance(stmt, s_tir.SBlockRealize) or not isinstance(stmt.block.body, BufferStore):
         return None
@@ -75,11 +76,11 @@ def _matched(func: tirx.PrimFunc) -> Transpose | None:
     extents = {var.var: var.dom.extent for var in block.iter_vars}
     if any(str(extent.ty) != INDEX for extent in extents.values()):
         return None
-    if any(var.iter_type != 0 for var in block.iter_vars) or not _is_number(stmt.predicate, 1):
+    if any(var.iter_type != SPATIAL for var in block.iter_vars) or not is_number(stmt.predicate, 1):
         return None
     if len(extents) < 2:
         return None
-    moving = {var for var, extent in extents.items() if not _is_number(extent, 1)}
+    moving = {var for var, extent in extents.items() if not is_number(extent, 1)}
     for indices in (store.indices, load.indices):
         if {each for each in indices if isinstance(each, Var)} != extents.keys():
             return None
@@ -129,7 +130,7 @@ def _full_strip(found: Transpose, position: dict[Var, Expr], first: Expr) -> Stm
     blocks = Analyzer().simplify(columns // BLOCK)
     left = Analyzer().simplify(columns - blocks * BLOCK)
     body = [_each(blocks, lambda j: _block(found, position, first, j * BLOCK))]
-    if not _is_number(left, 0):
+    if not is_number(left, 0):
         body += [
             _each(
                 left,
@@ -206,7 +207,3 @@ def _number(value: int) -> Expr:
 
 def _lane(value: int) -> Expr:
     return tirx.const(value, "int32")
-
-
-def _is_number(value: Expr, expected: int) -> bool:
-    return isinstance(value, IntImm) and value.value == expected

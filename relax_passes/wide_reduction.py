@@ -7,16 +7,15 @@ partial results, put together at the end, are as exact, and as fast as memory al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import tvm_ffi
-from tvm import s_tir, tirx
-from tvm.ir import Call, Expr, Op, Range, TensorLoad, TensorRegion, Var
-from tvm.sym import Analyzer
-from tvm.tirx import BufferStore, For, ForKind, SeqStmt, Stmt
+from tvm import tirx
+from tvm.ir import Call, Expr, Op, TensorLoad, Var
+from tvm.tirx import BufferStore, For, ForKind, Stmt
 
-LANES = 16  # two AVX2 registers: enough chains to hide some of the latency of an addition
-REDUCTION = 2  # IterVar.iter_type
+from .row_loops import LANES, RowLoop, row_loop
+from .tir_terms import IF_THEN_ELSE, REDUCTION, variables
+
 IDENTITY = {tirx.Add: 0.0, tirx.Max: -math.inf, tirx.Min: math.inf}
 COMBINE = {tirx.Add: lambda a, b: a + b, tirx.Max: tirx.max, tirx.Min: tirx.min}
 # What an element may be made of, so that sixteen of them can be computed at once.
@@ -26,7 +25,6 @@ ELEMENTWISE = (
     *(tirx.FloatImm, tirx.IntImm, Var, TensorLoad),
     *(tirx.FloorDiv, tirx.FloorMod),  # in the shapes of the tensors, which belong to the expression
 )
-CONDITIONAL = Op.get("prim.if_then_else")
 FUNCTIONS = {Op.get(f"tirx.{name}") for name in ("exp", "fabs", "sqrt", "sigmoid", "erf", "tanh")}
 
 
@@ -39,22 +37,15 @@ def widen_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _widen(loop: For) -> Stmt:
-    realize = loop.body
-    if loop.kind != ForKind.SERIAL or not isinstance(realize, s_tir.SBlockRealize):
+    row = row_loop(loop)
+    if row is None or row.axis.iter_type != REDUCTION:
         return loop
-    block, store = realize.block, realize.block.body
-    if not isinstance(store, BufferStore) or type(store.value) not in COMBINE:
+    value = row.store.value
+    if type(value) not in COMBINE or str(value.ty) != "float32":
         return loop
-    if str(store.value.ty) != "float32" or block.init is not None or not _is_zero(loop.min):
+    if not _accumulates(row.store) or not runs_along(value.b, row.axis.var):
         return loop
-    values = dict(zip((var.var for var in block.iter_vars), realize.iter_values, strict=True))
-    reduced = [var.var for var in block.iter_vars if var.iter_type == REDUCTION]
-    along = [var for var, value in values.items() if loop.loop_var in _variables(value)]
-    if len(along) != 1 or along[0] not in reduced or not values[along[0]].same_as(loop.loop_var):
-        return loop
-    if not _accumulates(store) or not runs_along(store.value.b, along[0]):
-        return loop
-    return _lanes(loop, block, values, along[0])
+    return _lanes(row)
 
 
 def _accumulates(store: BufferStore) -> bool:
@@ -64,7 +55,7 @@ def _accumulates(store: BufferStore) -> bool:
         isinstance(total, TensorLoad)
         and total.source.same_as(store.buffer)
         and tvm_ffi.structural_equal(total.indices, store.indices)
-        and store.buffer not in _variables(store.value.b)
+        and store.buffer not in variables(store.value.b)
     )
 
 
@@ -76,9 +67,9 @@ def runs_along(element: Expr, var: Var) -> bool:
     def either(call: Call) -> Expr:
         """A condition may be anything that is the same along the loop."""
         nonlocal varying
-        if not call.op.same_as(CONDITIONAL):
+        if not call.op.same_as(IF_THEN_ELSE):
             return call
-        varying = varying or var in _variables(call.args[0])
+        varying = varying or var in variables(call.args[0])
         return call.args[1] + call.args[2]
 
     nodes: list[Expr] = []
@@ -91,37 +82,24 @@ def _is_along(node: Expr, var: Var) -> bool:
         return node.op in FUNCTIONS
     if isinstance(node, TensorLoad) and node.indices:
         *outer, last = node.indices
-        outside = var not in _variables(outer)
-        return outside and (_is_offset(last, var) or var not in _variables(last))
+        outside = var not in variables(outer)
+        return outside and (_is_offset(last, var) or var not in variables(last))
     return isinstance(node, (*ELEMENTWISE, Op))
 
 
 def _is_offset(index: Expr, var: Var) -> bool:
     """Whether `index` is `var`, or `var` and something that stays."""
-    if isinstance(index, tirx.Add) and var not in _variables(index.a):
+    if isinstance(index, tirx.Add) and var not in variables(index.a):
         return _is_offset(index.b, var)
-    if isinstance(index, tirx.Add | tirx.Sub) and var not in _variables(index.b):
+    if isinstance(index, tirx.Add | tirx.Sub) and var not in variables(index.b):
         return _is_offset(index.a, var)
     return var.same_as(index)
 
 
-def _lanes(loop: For, block: s_tir.SBlock, values: dict[Var, Expr], along: Var) -> Stmt:
-    store = block.body
-    combine = COMBINE[type(store.value)]
-    index_type = str(loop.loop_var.ty)
-
-    def number(value: int) -> Expr:
-        return tirx.const(value, index_type)
-
-    def at(expr: Expr, position: Expr) -> Expr:
-        known = {**values, along: position}
-        return tvm_ffi.structural_map(expr, (Var, lambda var: known.get(var, var)))
-
-    def each(extent: Expr, kind: ForKind, body: Callable[[Expr], Stmt]) -> Stmt:
-        var = tirx.Var("i", index_type)
-        return For(var, number(0), extent, kind, body(var))
-
-    indices = [at(index, number(0)) for index in store.indices]
+def _lanes(row: RowLoop) -> Stmt:
+    store, chunks = row.store, row.chunks
+    combine, number = COMBINE[type(store.value)], row.number
+    indices = [row.at(index, number(0)) for index in store.indices]
 
     def total(value: Expr) -> Stmt:
         return BufferStore(store.buffer, combine(store.buffer[tuple(indices)], value), indices)
@@ -132,59 +110,24 @@ def _lanes(loop: For, block: s_tir.SBlock, values: dict[Var, Expr], along: Var) 
         return BufferStore(partial, combine(partial[lane], value), [lane])
 
     def step(chunk: Expr) -> Stmt:
-        return each(
-            number(LANES),
-            ForKind.VECTORIZED,
-            lambda lane: add_to(lane, at(store.value.b, chunk * LANES + lane)),
-        )
+        return row.lanes(lambda lane: add_to(lane, row.at(store.value.b, chunk * LANES + lane)))
 
     def fold(width: int) -> Stmt:
-        return each(
+        return row.each(
             number(width),
             ForKind.VECTORIZED if width > 1 else ForKind.SERIAL,
             lambda lane: add_to(lane, partial[lane + width]),
         )
 
-    chunks = Analyzer().simplify(loop.extent // LANES)
-    rest = Analyzer().simplify(loop.extent - chunks * LANES)
+    def last(i: Expr) -> Stmt:
+        return total(row.at(store.value.b, chunks * LANES + i))
+
     identity = tirx.const(IDENTITY[type(store.value)], "float32")
-    start = each(
-        number(LANES), ForKind.VECTORIZED, lambda lane: BufferStore(partial, identity, [lane])
-    )
     body = [
-        start,
-        each(chunks, ForKind.SERIAL, step),
-        each(rest, ForKind.SERIAL, lambda i: total(at(store.value.b, chunks * LANES + i))),
+        row.lanes(lambda lane: BufferStore(partial, identity, [lane])),
+        row.each(chunks, ForKind.SERIAL, step),
+        row.each(row.rest, ForKind.SERIAL, last),
         *(fold(LANES >> shift) for shift in range(1, LANES.bit_length())),
         total(partial[number(0)]),
     ]
-
-    def whole(region: TensorRegion) -> TensorRegion:
-        """All that the loop touches: the full dim wherever `along` appears in it."""
-        ranges = [
-            Range(number(0), extent)
-            if along in _variables([each.min, each.extent])
-            else Range.from_min_extent(at(each.min, number(0)), at(each.extent, number(0)))
-            for each, extent in zip(region.region, region.source.shape, strict=True)
-        ]
-        return tirx.BufferRegion(region.source, ranges)
-
-    wide = s_tir.SBlock(
-        [],
-        [whole(region) for region in block.reads],
-        [whole(region) for region in block.writes],
-        block.name_hint,
-        SeqStmt([stmt for stmt in body if not (isinstance(stmt, For) and _is_zero(stmt.extent))]),
-        alloc_buffers=[partial],
-    )
-    return s_tir.SBlockRealize([], True, wide)
-
-
-def _variables(expressions: object) -> set[Var]:
-    found: set[Var] = set()
-    tvm_ffi.structural_walk(expressions, (Var, found.add))
-    return found
-
-
-def _is_zero(value: Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and value.value == 0
+    return row.replaced(body, [partial])

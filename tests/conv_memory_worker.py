@@ -7,18 +7,12 @@ names the case.
 from __future__ import annotations
 
 import itertools
-import tempfile
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import tvm
 from conv_testing import Case, call, check, reach, with_activation
-from core_memory_worker import Guarded, Workspace
+from core_memory_worker import Guarded, guarded_library
 from core_testing import CANARY_NUMBER
 
-import tvm_moonpoly
-from tvm_moonpoly import operators
 from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
 
 #: (kernel, strides, padding, dilation, groups)
@@ -41,13 +35,7 @@ MORE = [(0, 0), (1, 2), (5, 9)]
 
 
 def main() -> None:
-    library = operators.library(tvm_moonpoly.detect_target())
-    folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name) / "library.so"
-    library.module.export_library(str(path))
-    # loaded before it is guarded: that fills in the functions which are replaced
-    library = replace(library, module=tvm.runtime.load_module(str(path)))
-    workspace = Workspace(path)
+    library, workspace = guarded_library()
     rng = np.random.default_rng(5)
     names = ("x", "weight", "bias", "residual", "out")
     memory = {name: Guarded(400) for name in names}

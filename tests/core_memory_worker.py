@@ -13,8 +13,12 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tvm_moonpoly.operators import OperatorLibrary
 
 PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -75,6 +79,22 @@ class Workspace:
         return 0
 
 
+def guarded_library() -> tuple[OperatorLibrary, Workspace]:
+    """The operators for this machine in a shared library of their own, and its workspace."""
+    import tvm
+
+    import tvm_moonpoly
+    from tvm_moonpoly import operators
+
+    library = operators.library(tvm_moonpoly.detect_target())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        library.module.export_library(str(path))
+        # loaded before it is guarded: that fills in the functions which are replaced
+        library = replace(library, module=tvm.runtime.load_module(str(path)))
+        return library, Workspace(path)
+
+
 #: (m, n, k) of linear layers: partial panels, tiles of every remainder, more than one block
 SMALL = [
     (m, n, k)
@@ -86,7 +106,6 @@ LARGE = [(1, 121, 2050), (97, 43, 1030), (244, 51, 530), (251, 24, 2049), (1030,
 
 
 def main() -> None:
-    import tvm
     from core_testing import (
         CANARY,
         CANARY_NUMBER,
@@ -100,7 +119,6 @@ def main() -> None:
         values,
     )
 
-    import tvm_moonpoly
     from tvm_moonpoly import operators
     from tvm_moonpoly.operators import Activation, encode_axes
     from tvm_moonpoly.operators.linear import PACK
@@ -110,13 +128,7 @@ def main() -> None:
     from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
 
     F32 = Kind("f32", "float32", "float32")
-    library = operators.library(tvm_moonpoly.detect_target())
-    folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name) / "library.so"
-    library.module.export_library(str(path))
-    # loaded before it is guarded: that fills in the functions which are replaced
-    library = replace(library, module=tvm.runtime.load_module(str(path)))
-    workspace = Workspace(path)
+    library, workspace = guarded_library()
     rng = np.random.default_rng(31)
     memory = {name: Guarded(640) for name in ("x", "packed", "bias", "residual", "table", "out")}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import ml_dtypes
 import numpy as np
 from cuda_emulator import Launch, emulate, run_host
 
+from bench.gpu.runner.reference import activate
 from tvm_moonpoly.microkernels.cuda import (
     CudaTile,
     Epilogue,
@@ -117,16 +117,3 @@ class Operands:
         if epilogue.residual:
             total = total + self.residual.astype(np.float64)
         return activate(epilogue.activation, total)
-
-
-def activate(name: str, x: np.ndarray) -> np.ndarray:
-    """The activation ``name``."""
-    if name == "relu":
-        return np.maximum(x, 0)
-    if name == "gelu":
-        return x / 2 * (1 + np.vectorize(math.erf, otypes=[float])(x * math.sqrt(0.5)))
-    if name == "gelu_tanh":
-        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    return x

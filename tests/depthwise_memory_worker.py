@@ -6,11 +6,9 @@ A read or write outside an operand kills the process. The last line before that 
 from __future__ import annotations
 
 import itertools
-import tempfile
-from pathlib import Path
 
 import numpy as np
-from core_memory_worker import Guarded, Workspace
+from core_memory_worker import Guarded, guarded_library
 
 #: (n, h, w) of images.
 SIZES = [(1, 1, 1), (1, 2, 3), (2, 5, 4), (1, 3, 8), (1, 4, 9), (1, 6, 17), (1, 5, 33), (1, 9, 26)]
@@ -31,21 +29,13 @@ KINDS = [
 
 
 def main() -> None:
-    import tvm
     from core_testing import CANARY_NUMBER, tensor, values
     from depthwise_testing import NAMES, arguments, check_depthwise
 
-    import tvm_moonpoly
-    from tvm_moonpoly import operators
     from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
 
-    library = operators.library(tvm_moonpoly.detect_target())
-    folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name) / "library.so"
-    library.module.export_library(str(path))
-    # loaded before it is guarded: that fills in the functions which are replaced
-    module, lanes = tvm.runtime.load_module(str(path)), library.machine.lanes
-    workspace = Workspace(path)
+    library, workspace = guarded_library()
+    module, lanes = library.module, library.machine.lanes
     rng = np.random.default_rng(61)
     names = ("x", "weight", "bias", "residual", "spec", "out")
     memory = {name: Guarded(1200) for name in names}

@@ -245,9 +245,10 @@ def test_every_beginning_of_a_run_is_a_fair_sample():
 def test_a_run_that_has_to_stop(tmp_path, monkeypatch):
     """No layer is begun that would last longer; what is left is left to the next run."""
     from bench.conv import session
+    from bench.gemm.threads import passes
 
     times = [1.0] * 8
-    monkeypatch.setattr(session, "measure_case", lambda *a, **k: ({OURS: times}, {}))
+    monkeypatch.setattr(passes, "measure_case", lambda *a, **k: ({OURS: times}, {}))
     effort = Effort(rounds=8, min_seconds=0.01, case_seconds=8, budget=60)
     console = Console(quiet=True)
     with Journal(tmp_path / "j.jsonl", {}, kind=Layer) as journal:

@@ -13,17 +13,18 @@ from bench.conv.layer import Layer
 from bench.conv.peers import OURS, PEAK
 from bench.conv.summary import FORMAT, document
 from bench.gemm.journal import Journal, Record
+from bench.gemm.page import read_document, replace_section
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 
 
 def test_the_readme_has_what_the_committed_results_give():
-    docs = [page.read_document(path, FORMAT) for path in sorted(RESULTS.glob("conv-*-thread*"))]
+    docs = [read_document(path, FORMAT) for path in sorted(RESULTS.glob("conv-*-thread*"))]
     assert docs
     readme = (ROOT / "README.md").read_text()
     made = page.section(docs, "bench/results/conv-losses.md")
-    assert page.replace_section(readme, made, page.MARKERS) == readme
+    assert replace_section(readme, made, page.MARKERS) == readme
     assert (RESULTS / "conv-losses.md").read_text() == page.losses_page(docs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -382,7 +383,8 @@ def test_plans_are_shared_out_in_every_way():
     product = Product(13, 72, 100)  # three row tiles, four groups and a tail
     found = list(threads.sharings(plan, product, TWO_CORES))
     assert {(each.splits_m, each.splits_n, each.workers) for each in found} == {
-        (1, 1, 1), (1, 2, 2), (2, 1, 2), (1, 4, 2), (2, 2, 2), (2, 4, 2),
+        (1, 1, 1), (1, 2, 2), (1, 4, 2), (1, 5, 2), (2, 1, 2), (2, 2, 2), (2, 4, 2), (2, 5, 2),
+        (3, 1, 2), (3, 2, 2), (3, 4, 2), (3, 5, 2),
     }  # fmt: skip
     # whole batch entries are parts as well
     batch = list(threads.sharings(plan, replace(product, batch=5), TWO_CORES))
@@ -398,10 +400,7 @@ def test_plans_are_shared_out_in_every_way():
 def test_the_planners_sharing_is_one_of_them(product):
     table = shipped_table().for_cores(2)
     chosen = spec.plan(product, TWO_CORES, table)
-    # one part a tile, where there are fewer tiles than parts wanted
-    single = chosen.splits_m == -(-product.m // chosen.mr)
-    sharings = set(threads.sharings(chosen, product, TWO_CORES))
-    assert chosen.workers == 1 or single or chosen in sharings
+    assert chosen.workers == 1 or chosen in set(threads.sharings(chosen, product, TWO_CORES))
 
 
 def test_only_the_fastest_on_one_core_are_shared_out():
@@ -595,7 +594,8 @@ def test_a_run_says_all_that_is_needed(document):
         assert row["rounds"] % 6 == 0
         for own in row["planners"].values():
             assert own["plan"] in words and own["plan"] in row["finalists"]
-            assert own["loss"] >= 0
+            # two threads are timed by the clock on the wall, beside whatever else runs
+            assert 0 <= own["loss"] < (20 if doc["threads"] == 1 else math.inf)
     assert set(doc["sensitivity"]) == set(doc["mistakes"])
     for mistake, own in doc["sensitivity"].items():
         losses = [row["planners"][mistake]["loss"] for row in doc["shapes"]]

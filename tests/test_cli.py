@@ -141,7 +141,8 @@ def test_help_of_each_command_has_examples_of_it(ok, name):
         (["logs", "import"], "required: file"),
         (
             ["bench", "nope"],
-            "must be one of conv, fuzz, ",
+            "must be one of conv, fuzz, gemm, gpu, instructions, minilm, notebooks, ocr, planner, "
+            "not 'nope'",
         ),
     ],
     ids=" ".join,
@@ -262,7 +263,7 @@ def test_info(ok, home):
     machine, log, _ = described(tvm_moonpoly.detect_target())
     for expected in (
         tvm.__version__,
-        f"apache-tvm-ffi {versions.installed('apache-tvm-ffi')}",
+        f"apache-tvm-ffi         {versions.installed('apache-tvm-ffi')}",
         machine.mcpu,
         f"{machine.isa}: {machine.lanes * 32} bits, {machine.lanes} float32, "
         f"{machine.vector_registers} registers",
@@ -270,7 +271,7 @@ def test_info(ok, home):
         str(home / "tuning_logs"),
         f"{home / 'libraries'} (0 files, 0 bytes; this machine's is not there)",
     ):
-        assert expected in re.sub(" +", " ", text)
+        assert expected in text
 
 
 def test_info_as_json(ok, home, monkeypatch):

@@ -17,7 +17,7 @@ from tvm_moonpoly.emit import FLOAT, INT, Functions
 from tvm_moonpoly.operators import activation as activations
 from tvm_moonpoly.operators import errors, tensors
 from tvm_moonpoly.operators.conv_constants import (
-    FIELDS,
+    ATTRIBUTES,
     ConvActivation,
     ConvSpec,
     pack_conv_weight,
@@ -46,7 +46,7 @@ def test_spec_is_its_encoding(kernel, strides, padding, dilation, groups, activa
         kernel, 3 * groups, 5 * groups, strides, padding, dilation, groups, activation, -0.1, 0.7
     )
     encoded = spec.encode()
-    assert encoded.dtype == np.int64 and encoded.shape == (len(FIELDS),)
+    assert encoded.dtype == np.int64 and encoded.shape == (len(ATTRIBUTES),)
     assert ConvSpec.decode(encoded) == spec
 
 

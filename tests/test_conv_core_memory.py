@@ -17,7 +17,7 @@ from core_testing import CANARY, ROOT
 import tvm_moonpoly
 from tvm_moonpoly import operators
 from tvm_moonpoly.cli.command import main as command
-from tvm_moonpoly.operators.conv_constants import FIELDS, ConvActivation, ConvSpec
+from tvm_moonpoly.operators.conv_constants import ATTRIBUTES, ConvActivation, ConvSpec
 
 WORKER = Path(__file__).with_name("conv_memory_worker.py")
 
@@ -109,9 +109,9 @@ SMALL = ConvSpec((3, 3), 4, 10)
         ({"weight": np.zeros((2, 35, 8))}, "weight: must have as many rows .* 35 and 36"),
         ({"weight": np.zeros((2, 36))}, "weight: must have 3 dimensions, not 2"),
         ({"bias": np.zeros(10)}, "bias: must have as many elements .* 10 and 16"),
-        ({"spec": np.ones(3, np.int64)}, f"spec: must have {len(FIELDS)} elements, not 3"),
-        ({"spec": np.zeros(len(FIELDS), np.int64)}, "spec: its kernel_h must be from 1"),
-        ({"spec": np.ones(len(FIELDS), np.float32)}, "spec: must be int64"),
+        ({"spec": np.ones(3, np.int64)}, f"spec: must have {len(ATTRIBUTES)} elements, not 3"),
+        ({"spec": np.zeros(len(ATTRIBUTES), np.int64)}, "spec: its kernel_h must be from 1"),
+        ({"spec": np.ones(len(ATTRIBUTES), np.float32)}, "spec: must be int64"),
     ],
 )
 def test_errors(library, replaced, message):
@@ -136,11 +136,11 @@ def test_errors_of_the_attributes(library):
         ("top", -1, "spec: its top must be from 0"),
     ):
         spec = case.spec.encode()
-        spec[FIELDS.index(name)] = value
+        spec[ATTRIBUTES.index(name)] = value
         with pytest.raises(ValueError, match=message):
             call(library, case, spec=spec)
     spec = ConvSpec((3, 1), 4, 10).encode()
-    spec[FIELDS.index("winograd")] = 1
+    spec[ATTRIBUTES.index("winograd")] = 1
     with pytest.raises(ValueError, match="spec: winograd needs a kernel of 3 x 3"):
         call(library, case_of(SMALL), spec=spec)
 

@@ -21,7 +21,7 @@ from tvm_moonpoly.planner.conv import (
     Convolution,
     Form,
 )
-from tvm_moonpoly.planner.native_conv import Numbers
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 
 def random_convolutions(count: int, seed: int) -> list[Convolution]:
@@ -75,7 +75,7 @@ def native_plans(machine, table) -> list[tuple[int, ...]]:
     defined = Functions()
     native_planner.emit(defined, machine, table)
     native_conv.emit(defined, machine, table)
-    size = len(Numbers.names())
+    size = len(CONVOLUTION)
 
     @defined.public("plan_many", numbers="handle")
     def _(numbers):
@@ -84,14 +84,13 @@ def native_plans(machine, table) -> list[tuple[int, ...]]:
             defined[native_conv.PLAN_CONV](given.data.at(i * size))
 
     function = native.build(defined.module(), tvm_moonpoly.detect_target())["plan_many"]
-    names = Numbers.names()
     given = np.zeros((len(CONVOLUTIONS), size), np.int64)
     for row, each in zip(given, CONVOLUTIONS, strict=True):
         for name, value in described(each).items():
-            row[names[name]] = value
+            row[CONVOLUTION.index(name)] = value
     out = tvm.runtime.tensor(given)
     function(out)
-    first = names[PLAN_FIELDS[0]]
+    first = CONVOLUTION.index(PLAN_FIELDS[0])
     return [tuple(map(int, row[first : first + len(PLAN_FIELDS)])) for row in out.numpy()]
 
 

@@ -10,7 +10,7 @@ from core_testing import CANARY, tensor, values
 from depthwise_testing import NAMES, arguments, square
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.operators.conv_constants import FIELDS
+from tvm_moonpoly.operators.conv_constants import ATTRIBUTES
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def call(library, replaced, dtype="float32"):
 
 def field(name, value):
     encoded = SPEC.encode()
-    encoded[FIELDS.index(name)] = value
+    encoded[ATTRIBUTES.index(name)] = value
     return {"spec": encoded}
 
 
@@ -56,7 +56,7 @@ def test_a_call_that_is_right(library, dtype):
         ({"residual": None}, "^residual: must be a tensor, not None"),
         ({"x": np.zeros((2, 7, 5, 9))}, "^x: must be float32"),
         ({"weight": np.zeros((9, 16), np.float16)}, "^weight: must be float32"),
-        ({"spec": np.zeros(len(FIELDS), np.int32)}, "^spec: must be int64"),
+        ({"spec": np.zeros(len(ATTRIBUTES), np.int32)}, "^spec: must be int64"),
         ({"x": (7, 5, 9)}, "^x: must have 4 dimensions, not 3"),
         ({"out": (2, 4, 45)}, "^out: must have 4 dimensions, not 3"),
         ({"weight": (144,)}, "^weight: must have 2 dimensions, not 1"),
@@ -76,7 +76,7 @@ def test_a_call_that_is_right(library, dtype):
             "^out: its columns must be those of the convolution: 4 instead of 5",
         ),
         ({"residual": (2, 4, 5, 8)}, "^residual: its channels must be those .* 8 instead of 9"),
-        ({"spec": np.zeros(3, np.int64)}, f"^spec: must have {len(FIELDS)} numbers, not 3"),
+        ({"spec": np.zeros(3, np.int64)}, f"^spec: must have {len(ATTRIBUTES)} numbers, not 3"),
         (field("kernel_w", 0), "^spec: its kernel must be from 1 to 65536: 3 and 0"),
         (field("stride_h", -1), "^spec: its strides must be from 1 to 65536: -1 and 1"),
         (field("dilation_h", 1 << 40), "^spec: its dilation must be from 1 to 65536"),

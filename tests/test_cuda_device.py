@@ -65,8 +65,10 @@ def asked(tmp_path):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_right_kernel_is_timed(asked, name):
     launch, answer = asked(["launch", "measure"], name, tasks=[(16, 64, 32), (16, 64, 128)])
-    # the emulator's clock is that of a busy machine
-    assert answer["right"] is True and min(answer["seconds"]) > 0 and launch["seconds"] > 0
+    empty, (short, long) = launch["seconds"], answer["seconds"]
+    assert answer["right"] is True and 0 < empty < short < long
+    # by the clock of the process, which counts: of one step and of four
+    assert long - empty == 4 * (short - empty)
 
 
 def test_a_wrong_kernel_is_not_timed(asked):

@@ -5,7 +5,6 @@ A broken kernel is the printed source with one edit. It must end in a fault or g
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from cuda_emulator import Emulated, Fault, Launch, emulate, missing_compiler, ru
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from bench.gpu.runner.reference import activate
 from tvm_moonpoly.microkernels.cuda import CudaTile, Epilogue, Form, build, cuda_source, lower
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
@@ -58,14 +58,6 @@ def device(module: tvm.runtime.Module) -> Emulated:
 def plain() -> tvm.runtime.Module:
     """The plain product alone: less to compile for each mutant."""
     return lower({"plain": build(*KERNELS["plain"])})
-
-
-def activate(name: str, x: np.ndarray) -> np.ndarray:
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    if name == "gelu":
-        return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    return x
 
 
 def check_product(

@@ -16,6 +16,7 @@ from cuda_models import ALIGNED, ANY, TARGET, NoCompiler, few_assemblies
 from tvm.target import Target
 
 from tvm_moonpoly.costmodel import cuda_analytic
+from tvm_moonpoly.logs import choice
 from tvm_moonpoly.microkernels.cuda import GPUS, CudaTile, Form, find_nvcc, lower_parts
 from tvm_moonpoly.operators import cache
 from tvm_moonpoly.operators.cuda import device_modules, library, machine_code
@@ -29,7 +30,7 @@ PLAIN, FUSED = Matmul("float16", "float16"), Matmul("float16", "float16", True, 
 def home(tmp_path, monkeypatch):
     """An empty cache, and nothing said yet."""
     monkeypatch.setenv("MOONPOLY_HOME", str(tmp_path))
-    device_modules._say.cache_clear()
+    choice.say_once.cache_clear()
     return tmp_path / "libraries"
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cuda_emulator import emulate, missing_compiler, run_host
-from cuda_testing import activate
 from numpy.lib.stride_tricks import as_strided
 
+from bench.gpu.runner.reference import activate
 from tvm_moonpoly.costmodel import cuda_analytic
 from tvm_moonpoly.costmodel.cuda import CudaTable
 from tvm_moonpoly.microkernels.cuda import (

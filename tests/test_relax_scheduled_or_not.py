@@ -68,6 +68,11 @@ CASES = {
     "sum of all": lambda x: op.sum(op.sigmoid(x)),
     "softmax of dynamic rows": lambda x: op.nn.softmax(op.permute_dims(x, [0, 3, 1, 2]), -1),
     "pooled by maximum": lambda x: op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1), layout="NHWC"),
+    "maximum of 16 columns": lambda x: op.max(op.strided_slice(x, [3], [2], [18]), [1]),
+    "maximum of padded columns": lambda x: op.max(op.nn.pad(x, [0] * 6 + [2, 2], "constant"), [1]),
+    "16 channels pooled by maximum": lambda x: op.nn.max_pool2d(
+        op.strided_slice(x, [3], [2], [18]), (3, 3), (2, 2), (1, 1), layout="NHWC"
+    ),
     "pooled by mean": lambda x: op.nn.avg_pool2d(x, (2, 2), (1, 1), (1, 1), layout="NHWC"),
     "pooled globally": lambda x: op.nn.adaptive_avg_pool2d(x, (1, 1), layout="NHWC"),
     "pooled channels first": lambda x: op.nn.max_pool2d(
@@ -151,7 +156,13 @@ def test_nan_and_infinity_stay_in_their_row(name):
     np.testing.assert_array_equal(result, untouched)
 
 
-@pytest.mark.parametrize("name", ["maximum of columns", "mean of both inner axes", "sum of all"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("maximum of columns", "maximum of 16 columns", "mean of both inner axes", "sum of all"),
+        *("pooled by maximum", "16 channels pooled by maximum"),
+    ],
+)
 def test_innermost_loops_are_vectors(name):
     mod = relax.transform.LegalizeOps()(module(CASES[name]))
     mod = relax.transform.FuseTIR()(relax.transform.FuseOps()(mod))

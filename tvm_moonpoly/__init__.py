@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_moonpoly import verbosity
@@ -20,26 +21,18 @@ __all__ = ["__version__", "detect_target", "explain", "explain_conv2d", "import_
 verbosity.apply()
 
 
+#: Looked up when they are first used: relax_passes imports this package, and either may be imported
+#: first.
+_MODULES = {
+    "detect_target": "tvm_moonpoly.machine",
+    "explain": "tvm_moonpoly.explanation",
+    "explain_conv2d": "tvm_moonpoly.explanation_conv",
+    "import_onnx": "tvm_moonpoly.onnx_import",
+    "pipeline": "relax_passes",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # lazy: relax_passes imports this package, and either may be imported first
-    if name == "pipeline":
-        from relax_passes import pipeline
-
-        return pipeline
-    if name == "detect_target":
-        from tvm_moonpoly.machine import detect_target
-
-        return detect_target
-    if name == "explain":
-        from tvm_moonpoly.explanation import explain
-
-        return explain
-    if name == "import_onnx":
-        from tvm_moonpoly.onnx_import import import_onnx
-
-        return import_onnx
-    if name == "explain_conv2d":
-        from tvm_moonpoly.explanation_conv import explain_conv2d
-
-        return explain_conv2d
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

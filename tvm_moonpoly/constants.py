@@ -13,11 +13,11 @@ from tvm_moonpoly.emit import Pointer
 
 def constant_array(symbol: str, numbers: Sequence[int], bits: int) -> Pointer:
     """A view of ``numbers``, integers of ``bits`` bits, which become part of the module that is
-    being written under the name ``symbol``; only once."""
+    being written under the name ``symbol``, once for all functions that have it."""
     listed = ", ".join(f"i{bits} {number}" for number in numbers)
     source = (
         f"@{symbol}_data = private constant [{len(numbers)} x i{bits}] [{listed}]\n"
-        f"define ptr @{symbol}() alwaysinline {{ ret ptr @{symbol}_data }}\n"
+        f"define linkonce_odr hidden ptr @{symbol}() alwaysinline {{ ret ptr @{symbol}_data }}\n"
     )
     dtype = f"int{bits}"
     pointer = PointerType(PrimType(dtype), "global")

@@ -52,13 +52,28 @@ class Pointer:
     def __setitem__(self, index: Expr, value: Expr) -> None:
         T.buffer_store(self.buffer, value, [index])
 
+    def floats(self, base: Expr, lanes: int = 1) -> Expr:
+        """``lanes`` elements from ``base`` on, as float32."""
+        value = self[vector(base, lanes)]
+        return value if self._dtype == FLOAT else tirx.Cast(vector_type(FLOAT, lanes), value)
+
+    def put_floats(self, base: Expr, value: Expr, lanes: int = 1) -> None:
+        """Store ``lanes`` float32 from ``base`` on, as what the elements are."""
+        dtype = self._dtype
+        stored = value if dtype == FLOAT else tirx.Cast(vector_type(dtype, lanes), value)
+        self[vector(base, lanes)] = stored
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.buffer.dtype)
+
     def at(self, index: Expr) -> Expr:
         """The address of element ``index``."""
         return T.address_of(self.buffer[index])
 
     def unless(self, condition: Expr, other: Pointer) -> Pointer:
         """This memory, or ``other`` of the same type where ``condition`` holds."""
-        dtype = str(self.buffer.dtype)
+        dtype = self._dtype
         addresses = [other.at(0), self.at(0)]
         kind = PointerType(PrimType(dtype), "global")
         chosen = tvm.ir.Call("prim.if_then_else", [condition, *addresses], ret_ty=kind)
@@ -220,7 +235,7 @@ def cell(value: Expr, dtype: str = INT, lanes: int = 1) -> Expr:
     through memory.
     """
     place = scratch(lanes, dtype)
-    at = as_int(0) if lanes == 1 else vector(0, lanes)
+    at = vector(0, lanes)
     place[at] = as_int(value)
     return place[at]
 
@@ -262,8 +277,19 @@ def select(condition: Expr, then: Expr, otherwise: Expr) -> Expr:
 
 
 def vector(base: Expr, lanes: int) -> Expr:
-    """The index of ``lanes`` consecutive elements."""
-    return tirx.Ramp(as_int(base), tirx.const(1, INT), lanes)
+    """The index of ``lanes`` consecutive elements, or of one."""
+    base = as_int(base)
+    return base if lanes == 1 else tirx.Ramp(base, tirx.const(1, INT), lanes)
+
+
+def vector_type(dtype: str, lanes: int) -> str:
+    """The type of ``lanes`` elements, or of one."""
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def spread(value: Expr, lanes: int) -> Expr:
+    """``value`` in all ``lanes`` of a vector, or as it is."""
+    return value if lanes == 1 else T.Broadcast(value, lanes)
 
 
 def loop(extent: Expr) -> AbstractContextManager[Expr]:

@@ -91,20 +91,14 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; times in picoseconds on one core, sizes in elements."""
-        product, machine, log = self.product, self.machine, self.log
+        product = self.product
         return {
             "m": product.m,
             "n": product.n,
             "k": product.k,
             "batch": product.batch,
             "constant_weights": product.b_mode == BMode.PREPACKED,
-            "machine": {
-                "mcpu": machine.mcpu,
-                "isa": machine.isa,
-                "lanes": machine.lanes,
-                "threads": machine.cores,
-            },
-            "log": {"origin": log.origin, "mcpu": log.machine["mcpu"]},
+            **used_json(self.machine, self.log),
             "plan": plan_json(self.plan),
             "regions": [
                 {
@@ -130,6 +124,13 @@ class Explanation:
         }
 
 
+def require_sizes(**sizes: int | None) -> None:
+    """Raise ValueError, naming it, for a size that is given and below 1."""
+    for name, size in sizes.items():
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
+
+
 def explained(
     m: int,
     n: int,
@@ -140,11 +141,22 @@ def explained(
     constant_weights: bool = True,
 ) -> Explanation:
     """How ``batch`` products of (m, k) by (k, n) are assembled. See `explain`."""
-    for name, size in {"m": m, "n": n, "k": k, "batch": batch, "threads": threads}.items():
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
+    require_sizes(m=m, n=n, k=k, batch=batch, threads=threads)
     if constant_weights and batch > 1:
         raise ValueError("batch: constant weights are for one product, so batch must be 1")
+    machine, log, table = used(target, threads)
+    mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
+    product = spec.Product(m, n, k, batch, mode)
+    ranked = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
+    plan = spec.plan(product, machine, table)
+    regions = tuple(_regions(product, plan, machine.lanes))
+    return Explanation(product, machine, log, table, plan, tuple(ranked), regions)
+
+
+def used(
+    target: Target | dict[str, Any] | None, threads: int | None
+) -> tuple[Machine, TuningLog, CostTable]:
+    """How ``target`` is used with so many threads. See `explain`."""
     target = detect_target() if target is None else Target(target)
     reason = supported(target)
     if reason is not None:
@@ -153,12 +165,20 @@ def explained(
     if threads is not None:
         machine = replace(machine, cores=threads)
         table = costs(log, machine)
-    mode = BMode.PREPACKED if constant_weights else BMode.DIRECT
-    product = spec.Product(m, n, k, batch, mode)
-    ranked = sorted(spec.candidates(product, machine, table), key=lambda c: c.picoseconds)
-    plan = spec.plan(product, machine, table)
-    regions = tuple(_regions(product, plan, machine.lanes))
-    return Explanation(product, machine, log, table, plan, tuple(ranked), regions)
+    return machine, log, table
+
+
+def used_json(machine: Machine, log: TuningLog) -> dict[str, Any]:
+    """The machine and the log as plain data."""
+    return {
+        "machine": {
+            "mcpu": machine.mcpu,
+            "isa": machine.isa,
+            "lanes": machine.lanes,
+            "threads": machine.cores,
+        },
+        "log": {"origin": log.origin, "mcpu": log.machine["mcpu"]},
+    }
 
 
 def explain(

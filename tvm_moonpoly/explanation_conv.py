@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.target import Target
 
 from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.explanation import require_sizes, used, used_json
 from tvm_moonpoly.logs import TuningLog
-from tvm_moonpoly.machine import Machine, detect_target
-from tvm_moonpoly.operators import described, supported
+from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators.conv_constants import ConvSpec
-from tvm_moonpoly.operators.operator_library import costs
 from tvm_moonpoly.planner import conv
 from tvm_moonpoly.planner.conv import Convolution, ConvPlan, Form
 
@@ -51,16 +50,10 @@ class ConvExplanation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; times in picoseconds on one core."""
-        each, machine, log = self.convolution, self.machine, self.log
+        each = self.convolution
         return {
             "output": [each.n, each.oh, each.ow, self.spec.out_channels],
-            "machine": {
-                "mcpu": machine.mcpu,
-                "isa": machine.isa,
-                "lanes": machine.lanes,
-                "threads": machine.cores,
-            },
-            "log": {"origin": log.origin, "mcpu": log.machine["mcpu"]},
+            **used_json(self.machine, self.log),
             "plan": plan_json(self.plan),
             "workspace_bytes": conv.workspace_bytes(self.plan),
             "predicted_ps": self.plan.picoseconds,
@@ -103,21 +96,11 @@ def explained_conv2d(
     half: bool = False,
 ) -> ConvExplanation:
     """How the convolution of an input (n, h, w, in_channels) is assembled. See `explain_conv2d`."""
-    for name, size in {"n": n, "h": h, "w": w, "threads": threads}.items():
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
-    target = detect_target() if target is None else Target(target)
-    reason = supported(target)
-    if reason is not None:
-        raise ValueError(f"target: {reason}")
-    machine, log, table = described(target)
-    if threads is not None:
-        machine = replace(machine, cores=threads)
-        table = costs(log, machine)
+    require_sizes(n=n, h=h, w=w, threads=threads)
+    machine, log, table = used(target, threads)
     each = convolution_of(spec, n, h, w, half)
-    plans = [conv.of_form(each, form, machine, table) for form in conv.forms(each)]
-    ranked = tuple(sorted(plans, key=lambda plan: plan.picoseconds))
-    return ConvExplanation(spec, each, machine, log, table, ranked)
+    ranked = sorted(conv.candidates(each, machine, table), key=lambda plan: plan.picoseconds)
+    return ConvExplanation(spec, each, machine, log, table, tuple(ranked))
 
 
 def explain_conv2d(

@@ -10,9 +10,10 @@ from rich.table import Table
 from tvm.target import Target
 
 from tvm_moonpoly.costmodel.cuda import BlockCost
+from tvm_moonpoly.explanation import require_sizes
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, products
-from tvm_moonpoly.operators.cuda.assemblies import assemblies, log_of_product
+from tvm_moonpoly.operators.cuda.assemblies import assembled, log_of_product
 from tvm_moonpoly.operators.cuda.matmul import Assembly
 from tvm_moonpoly.planner.cuda import spec
 from tvm_moonpoly.planner.groups import ceil_div
@@ -145,29 +146,17 @@ def explained(
 
     Raises ValueError for sizes below 1 and for targets without micro-kernels.
     """
-    for what, size in {"m": m, "n": n, "k": k, "batch": batch}.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{what}: must be a whole number of at least 1, not {size!r}")
+    require_sizes(m=m, n=n, k=k, batch=batch)
     try:
-        found = assemblies(target, dtype, dtype, b_transposed)
         log, contents = log_of_product(target, dtype, dtype, b_transposed)
     except LookupError as error:
         raise ValueError(f"target: {error}") from None
-    assembly = next(each for each in found if _suits(each, n, k, b_transposed))
+    found = assembled(contents, dtype, dtype, b_transposed)
+    assembly = next(each for each in found if each.suits(n, k))
     product = spec.Product(m, n, k, batch)
     ranked = sorted(spec.candidates(product, assembly.table), key=lambda c: c.picoseconds)
     gpu, timed = products(target)[0], contents.measured_launch
     return CudaExplanation(product, gpu, log, assembly, timed, tuple(ranked))
-
-
-def _suits(assembly: Assembly, n: int, k: int, b_transposed: bool) -> bool:
-    """Whether a call with contiguous tensors, as CUDA allocates them, keeps what it needs."""
-    needs = assembly.needs
-    row_of_b = k if b_transposed else n
-    return not (
-        k % needs.k or n % needs.n or k % needs.operands or row_of_b % needs.operands
-        or n % needs.result
-    )  # fmt: skip
 
 
 def _blocks(product: spec.Product, kernel: BlockCost) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.conv.layer import CLASSES, DEPTHWISE, Layer
+from bench.conv.layer import CLASSES, Layer
 
 FILE = Path(__file__).resolve().parents[1] / "shapes" / "conv2d.csv"
 MOST_FLOPS = 20_000_000_000
@@ -58,8 +58,9 @@ def all_cases() -> list[Layer]:
 def quick_cases() -> list[Layer]:
     """Some small layers of every class."""
     found = []
+    small = [layer for layer in all_cases() if layer.flops <= QUICK_FLOPS]
     for name in CLASSES:
-        members = [x for x in all_cases() if x.group == name and x.flops <= QUICK_FLOPS]
+        members = [layer for layer in small if layer.group == name]
         step = max(1, len(members) // QUICK_OF_A_CLASS)
         found += members[::step][:QUICK_OF_A_CLASS]
     return found
@@ -72,12 +73,12 @@ def listed_layers(path: Path = FILE) -> list[Layer]:
 
 
 def layer_of(row: dict[str, str]) -> Layer | None:
-    """A line of the file; None when it is too large, or its kernel larger than its input."""
+    """A line of the file; None when its kernel is larger than its input."""
     number = {name: int(row[name]) for name in ("N", "C", "H", "W", "K", "R", "S", "groups")}
     stride, pad, dilation = (int(row[name]) for name in ("stride", "pad", "dilation"))
     network = "DeepBench" if row["source"] == "DeepBench" else row["model"]
     try:
-        layer = Layer(
+        return Layer(
             number["N"],
             number["C"],
             number["H"],
@@ -92,7 +93,6 @@ def layer_of(row: dict[str, str]) -> Layer | None:
         )
     except ValueError:
         return None
-    return layer if layer.flops < MOST_FLOPS else None
 
 
 def text_lines() -> list[Layer]:
@@ -122,7 +122,8 @@ def reversed_bits(number: int, width: int = 16) -> int:
 
 
 def once(layers: list[Layer]) -> list[Layer]:
-    """Without those that came before under another name, the classes one after another."""
+    """Without those that came before under another name or are too large, the classes one after
+    another."""
     found = {layer.key: layer for layer in reversed(layers) if layer.flops < MOST_FLOPS}
     order = list(reversed(found.values()))
-    return sorted(order, key=lambda layer: (CLASSES.index(layer.group), layer.group == DEPTHWISE))
+    return sorted(order, key=lambda layer: CLASSES.index(layer.group))

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from bench.conv.cases import all_cases, in_turn, quick_cases
 from bench.conv.layer import CLASSES, Layer
 from bench.conv.peers import PEER_NAMES
-from bench.gemm.cli import parse_threads
 from bench.gemm.environment import restart_in_fair_environment
 from bench.gemm.journal import Journal
+from bench.gemm.options import (
+    check_effort,
+    check_positive,
+    effort_of,
+    exit_code,
+    named,
+    parse_peers,
+    print_resumed,
+    threads_of,
+    write_json,
+)
 from bench.gemm.run import Effort
 
 QUICK = Effort(rounds=8, min_seconds=0.01, case_seconds=3, budget=200)
@@ -51,19 +62,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Put values in place of text; raises ValueError that names the option and the rule."""
-    if options.rounds is not None and options.rounds < 2:
-        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    for name in ("budget", "stop"):
-        value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"--{name} must be positive, got {value}")
-    options.threads = parse_threads(options.threads or ("1" if options.quick else "1,2"))
-    chosen = PEER_NAMES if options.peers is None else tuple(options.peers.split(","))
-    unknown = [name for name in chosen if name not in PEER_NAMES]
-    if unknown:
-        known = ", ".join(PEER_NAMES)
-        raise ValueError(f"--peers: unknown {', '.join(unknown)}; known are {known}")
-    options.peers = chosen
+    check_effort(options)
+    check_positive(options, "stop")
+    options.threads = threads_of(options)
+    options.peers = parse_peers(options.peers, PEER_NAMES, PEER_NAMES)
     options.cases = choose_cases(options)
 
 
@@ -86,40 +88,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; returns the exit code."""
     options = parse(arguments)
     restart_in_fair_environment(min(options.threads))
-    from bench.gemm.report import make_console
+    from bench.console import wide_console
 
-    console = make_console()
+    console = wide_console()
     path = options.out / f"conv{'-quick' if options.quick else ''}.jsonl"
-    try:
-        measure(options, path)
-    except RuntimeError as reason:
-        console.print(f"[red]bench.conv: {reason}", highlight=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print(f"\nstopped; what was measured is in {path}: the same command goes on")
-        return 130
-    return 0
+    return exit_code("bench.conv", lambda: measure(options, path, console), path, console)
 
 
-def measure(options: argparse.Namespace, path: Path) -> None:
+def measure(options: argparse.Namespace, path: Path, console: Console) -> None:
     """Measure for each number of threads, print and write its document."""
     from bench.conv.report import print_document
-    from bench.conv.session import header, run
+    from bench.conv.session import run
     from bench.conv.summary import document
-    from bench.gemm.report import make_console
+    from bench.gemm.session import header
+    from bench.measure import installed_versions
 
-    console = make_console()
-    effort = QUICK if options.quick else FULL
-    budget = effort.budget if options.budget is None else 60 * options.budget
-    rounds = options.rounds or effort.rounds
-    effort = Effort(rounds, effort.min_seconds, effort.case_seconds, budget)
+    effort = effort_of(options, QUICK if options.quick else FULL)
     chosen = {name: getattr(options, name) for name in ("threads", "classes", "networks")}
-    about = header(effort, options.peers, chosen)
+    about = header(effort, options.peers, chosen, installed_versions())
     with Journal(path, about, restart=options.restart, kind=Layer) as journal:
-        if journal.resumed:
-            console.print(f"going on with the {len(journal.records)} runs of {path}")
-        elif journal.reason is not None:
-            console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+        print_resumed(journal, console)
         whole = True
         for threads in options.threads:
             start = time.monotonic()
@@ -132,7 +120,6 @@ def measure(options: argparse.Namespace, path: Path) -> None:
                 found["remark"] = options.remark
             print_document(console, found, each=options.each)
             console.print(f"took {time.monotonic() - start:.0f} s")
-            name = f"{path.stem}-{threads}-thread{'s' if threads > 1 else ''}.json"
-            (options.out / name).write_text(json.dumps(found, indent=1) + "\n")
+            write_json(named(path.with_suffix(".json"), threads), found)
         if whole:
             journal.finish()

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax
 
 import tvm_moonpoly as mp
 from bench.conv.layer import FIRST, Layer
 from bench.conv.operands import Operands, Run
 from bench.conv.peers import OURS, Peer
+from bench.gemm.tvm_models import dim, tensor
 from tvm_moonpoly import operators
 from tvm_moonpoly.operators import conv_constants
 from tvm_moonpoly.operators.conv_constants import ConvSpec
@@ -75,8 +76,7 @@ def spec_of(layer: Layer) -> ConvSpec:
 def turning(target: tvm.target.Target, channels: int) -> Callable[[Any], Any]:
     """NCHW to NHWC as the pipeline compiles it: what a network pays for at its border."""
     builder = relax.BlockBuilder()
-    n, h, w = (tirx.Var(name, "int64") for name in "nhw")
-    images = relax.Var("images", relax.TensorType((n, channels, h, w), "float32"))
+    images = relax.Var("images", tensor(dim("n"), channels, dim("h"), dim("w")))
     with builder.function("main", [images]):
         with builder.dataflow():
             turned = builder.emit_output(relax.op.permute_dims(images, [0, 2, 3, 1]))

@@ -7,26 +7,22 @@ written by hand.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.conv.cases import all_cases
 from bench.conv.summary import FORMAT
 from bench.gemm.page import (
-    README,
     ROOT,
     Document,
+    losses_link,
     markdown,
-    read_document,
-    replace_section,
-    same_machine,
     strong,
     threads_of,
     wrapped,
+    write_pages,
 )
 from bench.gemm.report import NOTHING, bounds, number, percent
 from bench.gemm.summary import Row, losses
@@ -52,10 +48,7 @@ def section(docs: Sequence[Document], losses_path: str) -> str:
         parts.append(goals_table(doc["classes"]))
         parts.append("Against each of them, where it was timed:")
         parts.append(candidates_table(doc["classes"]))
-    slower = sum(len(losses(doc["rows"])) for doc in docs)
-    total = sum(len(doc["rows"]) for doc in docs)
-    last = f"[All {slower} of {total} layers in which a library is faster]({losses_path}), the "
-    parts.append(wrapped(last + "worst first; every figure is in the JSON beside it."))
+    parts.append(losses_link(docs, "layers", losses_path))
     return "\n\n".join(parts)
 
 
@@ -180,22 +173,7 @@ def loss_line(row: Row) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write table and page; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.conv.page", description=__doc__)
-    parser.add_argument("documents", nargs="+", type=Path, metavar="JSON")
-    parser.add_argument("--readme", type=Path, default=README)
-    parser.add_argument("--losses", type=Path, default=LOSSES)
-    options = parser.parse_args(arguments)
-    try:
-        docs = [read_document(path, FORMAT) for path in options.documents]
-        docs.sort(key=lambda doc: doc["threads"])
-        same_machine(docs)
-        link = os.path.relpath(options.losses.resolve(), options.readme.resolve().parent)
-        made = section(docs, Path(link).as_posix())
-        text = replace_section(options.readme.read_text(), made, MARKERS)
-    except (OSError, ValueError) as wrong:
-        parser.error(str(wrong))
-    options.readme.write_text(text)
-    options.losses.write_text(losses_page(docs))
-    return 0
+    return write_pages(parser, arguments, LOSSES, FORMAT, section, losses_page, MARKERS)
 
 
 if __name__ == "__main__":

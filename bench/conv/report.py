@@ -7,28 +7,27 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.gemm.report import NOTHING, bounds, number, percent, ratio
+from bench.gemm.report import (
+    NOTHING,
+    bounds,
+    number,
+    percent,
+    print_absent,
+    print_machine,
+    ratio,
+)
 from bench.gemm.summary import losses
 
 
 def print_document(console: Console, doc: dict[str, Any], each: bool = False) -> None:
     """Losses, the setting, the classes; ``each``: every layer too."""
     print_losses(console, doc["rows"])
-    machine = doc["machine"]
-    caches = ", ".join(f"{name} {size}" for name, size in machine.get("caches", {}).items())
-    rounds = [row["rounds"] for row in doc["rows"]]
-    console.print(f"[bold]{machine.get('cpu')}[/], {machine.get('cores')} cores, {caches}")
-    console.print(
-        f"threads: {doc['threads']}; clock: {doc.get('clock')}; "
-        f"rounds: {min(rounds)} to {max(rounds)} a layer"
-    )
+    print_machine(console, doc, "layer")
     versions = ", ".join(f"{name} {value}" for name, value in doc["versions"].items())
     console.print(f"{versions}; target {doc.get('target')}", highlight=False)
     for name, mode in doc.get("candidates", {}).items():
         console.print(f"{name}: {mode}", highlight=False)
-    for name, reason in doc.get("absent", {}).items():
-        console.print(f"[yellow]absent: {name}: {reason}", highlight=False)
-    print_absent(console, doc["rows"])
+    print_absent(console, doc, "layers")
     if each:
         console.print(rows_table(doc["rows"]))
     console.print(classes_table(doc["classes"]))
@@ -47,16 +46,6 @@ def print_losses(console: Console, rows: list[dict[str, Any]]) -> None:
     )
     if slower:
         console.print(rows_table(slower))
-
-
-def print_absent(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Why candidates are missing, and at how many layers."""
-    reasons: dict[tuple[str, str], int] = {}
-    for row in rows:
-        for item in row["absent"].items():
-            reasons[item] = reasons.get(item, 0) + 1
-    for (name, reason), count in reasons.items():
-        console.print(f"[yellow]absent at {count} layers: {name}: {reason}", highlight=False)
 
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:

@@ -11,7 +11,7 @@ from bench import measure
 from bench.conv.layer import CLASSES, DEPTHWISE, FIRST, POINTWISE, WINDOW
 from bench.conv.peers import OURS, PEAK, SCHEDULES
 from bench.gemm.journal import Journal, Measured
-from bench.gemm.summary import Row, losses, mean, ratio_to_best
+from bench.gemm.summary import Row, fastest, losses, mean, of_peak, ratio_to_best
 
 FORMAT = 1
 SUSPECT = 0.97  # below this median a layer is measured again
@@ -41,14 +41,16 @@ def document(journal: Journal, threads: int) -> dict[str, Any]:
     rows = rows_of(journal, threads)
     if not rows:
         raise ValueError(f"the journal holds no layer of {threads} threads")
+    slower = losses(rows)
+    lost = [row["key"] for row in slower]
     return {
         "format": FORMAT,
         **journal.header,
         **note,
         "threads": threads,
         "classes": [group for name in CLASSES if (group := summed(name, rows)) is not None],
-        "losses": [row["key"] for row in losses(rows)],
-        "rows": losses(rows) + [row for row in rows if row not in losses(rows)],
+        "losses": lost,
+        "rows": slower + [row for row in rows if row["key"] not in lost],
     }
 
 
@@ -85,7 +87,7 @@ def summarise(measured: Measured, peak_flops: float, threads: int) -> Row:
         "runs": max(1, len(measured.runs)),
         "seconds": statistics.median(ours),
         "gflops": layer.flops / statistics.median(ours) / 1e9,
-        "of_peak": None,
+        "of_peak": of_peak(measured, peak_flops, OURS),
         "best": None,
         "vs_best": None,
         "vs_best_bounds": None,
@@ -96,9 +98,6 @@ def summarise(measured: Measured, peak_flops: float, threads: int) -> Row:
         "vs_bounds": {name: [ratio.low, ratio.high] for name, ratio in ratios.items()},
         "absent": dict(measured.absent),
     }
-    if PEAK in seconds:
-        peak = measure.paired_ratio(seconds[PEAK], ours).median
-        row["of_peak"] = peak * layer.flops / peak_flops
     best = best_library(seconds)
     if best is not None:
         ratio = ratio_to_best(seconds[best], ours)
@@ -110,8 +109,7 @@ def summarise(measured: Measured, peak_flops: float, threads: int) -> Row:
 
 def best_library(seconds: Mapping[str, Sequence[float]]) -> str | None:
     """The library with the lowest median over the rounds 0, 2, 4, ...; None when there is none."""
-    names = libraries(seconds)
-    return min(names, key=lambda name: statistics.median(seconds[name][::2])) if names else None
+    return fastest(seconds, libraries(seconds))
 
 
 def first_ratio(measured: Measured) -> float | None:

@@ -21,6 +21,7 @@ from bench.conv.layer import DEPTHWISE, Layer
 from bench.conv.operands import Operands, Run
 from bench.conv.peers import Peer
 from bench.gemm.operands import aligned_copy
+from bench.gemm.tvm_models import dim, tensor
 from tvm_moonpoly.machine import Machine
 
 PLAIN_FLOPS, HAND_FLOPS = 100_000_000, 2_000_000_000  # slower than any patience beyond
@@ -45,28 +46,34 @@ def plain(threads: int) -> Peer:
 
 
 def plain_module(layer: Layer) -> tvm.IRModule:
-    """The layer with symbolic batch, rows and columns."""
+    """The layer with symbolic batch, rows and columns, NCHW; weight and bias are parameters."""
+    x = relax.Var("x", tensor(dim("n"), layer.c, dim("h"), dim("w")))
+    weight = relax.Var("weight", tensor(layer.k, layer.c // layer.groups, *layer.kernel))
+    bias = relax.Var("bias", tensor(1, layer.k, 1, 1))
+    return layer_module(layer, [x, weight, bias], weight, bias)
+
+
+def layer_module(
+    layer: Layer, parameters: list[relax.Var], weight: Any, bias: Any, **layouts: str
+) -> tvm.IRModule:
+    """The layer as a function "main" of ``parameters``, the first of which are the images."""
     builder = relax.BlockBuilder()
-    n, h, w = (tirx.Var(name, "int64") for name in "nhw")
-    x = relax.Var("x", relax.TensorType((n, layer.c, h, w), "float32"))
-    shape = (layer.k, layer.c // layer.groups, *layer.kernel)
-    weight = relax.Var("weight", relax.TensorType(shape, "float32"))
-    bias = relax.Var("bias", relax.TensorType((1, layer.k, 1, 1), "float32"))
-    with builder.function("main", [x, weight, bias]):
+    with builder.function("main", parameters):
         with builder.dataflow():
-            made = builder.emit(
+            sums = builder.emit(
                 relax.op.nn.conv2d(
-                    x,
+                    parameters[0],
                     weight,
                     layer.strides,
                     layer.padding,
                     layer.dilation,
                     layer.groups,
+                    **layouts,
                 )
             )
-            result = builder.emit_output(relax.op.add(made, bias))
-        builder.emit_func_output(result)
-    return builder.finalize()
+            y = builder.emit_output(relax.op.add(sums, bias))
+        builder.emit_func_output(y)
+    return builder.get()
 
 
 def by_hand(threads: int) -> Peer:

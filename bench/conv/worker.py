@@ -10,13 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from threadpoolctl import threadpool_info
-
 from bench import measure
 from bench.conv.layer import Layer
 from bench.conv.operands import Operands, Run, error_in, make_operands
 from bench.conv.peers import PEAK, PLACES, Peer
-from bench.gemm.peers import reason_of
+from bench.gemm.peers import reason_of, versions_of
 from bench.gemm.threads.link import connection_of
 from bench.gemm.threads.protocol import Described
 
@@ -43,15 +41,11 @@ class Candidates:
 
     def describe(self) -> Described:
         """How the candidates are called, and what they rest on."""
-        pools = [
-            {key: pool[key] for key in ("internal_api", "version", "num_threads") if key in pool}
-            for pool in threadpool_info()
-        ]
         return Described(
             modes={peer.name: peer.mode for peer in self.peers},
             absent=dict(self.absent),
-            versions=versions_of(self.peers),
-            pools=tuple(pools),
+            versions=versions_of(peer.name for peer in self.peers),
+            pools=tuple(measure.thread_pools()),
             flops=None if self._probe is None else self._probe[1],
         )
 
@@ -77,16 +71,6 @@ class Candidates:
     def release(self) -> None:
         """Let go of the operands; calls made for them must not be made any more."""
         self._operands = None
-
-
-def versions_of(peers: Sequence[Peer]) -> dict[str, str]:
-    """Versions of the packages, and of what torch has inside if it is here."""
-    versions = measure.installed_versions()
-    if any(PLACES[peer.name].process == "torch" for peer in peers if peer.name in PLACES):
-        from bench.gemm import torch_peers
-
-        versions.update(torch_peers.versions())
-    return versions
 
 
 def peak(threads: int) -> tuple[Run, int]:

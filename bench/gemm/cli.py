@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,16 @@ from rich.console import Console
 from bench.gemm import environment
 from bench.gemm.cases import all_cases, quick_cases
 from bench.gemm.journal import BUSY, QUIET, Journal
+from bench.gemm.options import (
+    check_effort,
+    effort_of,
+    exit_code,
+    named,
+    parse_peers,
+    print_resumed,
+    threads_of,
+    write_json,
+)
 from bench.gemm.peers import DEFAULT_NAMES, PEER_NAMES
 from bench.gemm.run import Effort
 from bench.gemm.shapes import Shape, parse_shapes
@@ -56,33 +65,17 @@ def check(options: argparse.Namespace) -> None:
     """Put values in place of text; raises ValueError that names the option and the rule."""
     if options.resume and options.restart:
         raise ValueError("--resume and --restart exclude each other")
-    if options.rounds is not None and options.rounds < 2:
-        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    if options.budget is not None and options.budget <= 0:
-        raise ValueError(f"--budget must be positive, got {options.budget}")
+    check_effort(options)
     if options.seed < 0:
         raise ValueError(f"--seed must not be negative, got {options.seed}")
-    options.threads = parse_threads(options.threads or ("1" if options.quick else "1,2"))
+    options.threads = threads_of(options)
     if options.json is not None:
         if len(options.threads) > 1:
             raise ValueError("--json takes one number of threads: add --threads 1, or use --out")
         if not options.json.resolve().parent.is_dir():
             raise ValueError(f"--json: there is no folder {options.json.parent}")
-    chosen = DEFAULT_NAMES if options.peers is None else tuple(options.peers.split(","))
-    unknown = [name for name in chosen if name not in PEER_NAMES]
-    if unknown:
-        known = ", ".join(PEER_NAMES)
-        raise ValueError(f"--peers: unknown {', '.join(unknown)}; known are {known}")
-    options.peers = chosen
+    options.peers = parse_peers(options.peers, DEFAULT_NAMES, PEER_NAMES)
     options.cases = choose_cases(options)
-
-
-def parse_threads(text: str) -> list[int]:
-    """Numbers of threads from ``"1,2"``."""
-    numbers = [int(part) if part.isdigit() else 0 for part in text.split(",")]
-    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
-        raise ValueError(f"--threads takes different numbers from 1, such as 1,2, got {text!r}")
-    return numbers
 
 
 def choose_cases(options: argparse.Namespace) -> list[Shape]:
@@ -103,41 +96,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench. Expects the environment of ``environment.fair_environment``."""
     options = parse(arguments)
     environment.restart_in_fair_environment(min(options.threads))
-    from bench.gemm.report import make_console
+    from bench.console import wide_console
 
-    console = make_console()
+    console = wide_console()
     path = options.out / f"gemm{'-quick' if options.quick else ''}.jsonl"
     if options.shapes is not None:
         path = options.out / "gemm-shapes.jsonl"
-    try:
-        measure(options, path, console)
-    except RuntimeError as reason:
-        console.print(f"[red]bench.gemm: {reason}", highlight=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print(f"\nstopped; what was measured is in {path}: the same command goes on")
-        return 130
-    return 0
+    return exit_code("bench.gemm", lambda: measure(options, path, console), path, console)
 
 
 def measure(options: argparse.Namespace, path: Path, console: Console) -> None:
     """Measure for each number of threads, print and write its document."""
     from bench.gemm.document import document
     from bench.gemm.report import print_document
-    from bench.gemm.session import header, run_one_thread
+    from bench.gemm.session import header, library_versions, run_one_thread
 
-    effort = QUICK if options.quick else FULL
-    rounds = options.rounds or effort.rounds
-    budget = effort.budget if options.budget is None else 60 * options.budget
-    effort = Effort(rounds, effort.min_seconds, effort.case_seconds, budget)
+    effort = effort_of(options, QUICK if options.quick else FULL)
     console.print(f"random cases by seed {options.seed}", highlight=False)
-    chosen = {"threads": options.threads, "workloads": options.workloads, "shapes": options.shapes}
-    about = header(effort, options.peers, options.seed, chosen)
+    chosen = {name: getattr(options, name) for name in ("threads", "workloads", "shapes", "seed")}
+    about = header(effort, options.peers, chosen, library_versions(()))
     with Journal(path, about, restart=options.restart) as journal:
-        if journal.resumed:
-            console.print(f"going on with the {len(journal.records)} runs of {path}")
-        elif journal.reason is not None:
-            console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+        print_resumed(journal, console)
         for threads in options.threads:
             start = time.monotonic()
             if threads == 1:
@@ -148,8 +127,7 @@ def measure(options: argparse.Namespace, path: Path, console: Console) -> None:
             found = document(journal, threads)
             print_document(console, found, each=options.each)
             console.print(f"took {time.monotonic() - start:.0f} s")
-            name = f"{path.stem}-{threads}-thread{'s' if threads > 1 else ''}.json"
-            write_json(options.json or options.out / name, found)
+            write_json(options.json or named(path.with_suffix(".json"), threads), found)
         journal.finish()
 
 
@@ -169,8 +147,3 @@ def measure_threads(
         if chosen:
             run_threads(chosen, options.peers, effort, threads, journal, console, mode)
     return bool(cases)
-
-
-def write_json(path: Path, found: dict[str, object]) -> None:
-    """The document as a file."""
-    path.write_text(json.dumps(found, indent=1) + "\n")

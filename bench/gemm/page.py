@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,16 @@ def section(docs: Sequence[Document], losses_path: str) -> str:
             parts.append(classes_table(doc["classes"]))
         if "busy" in doc:
             parts.append(wrapped(about_busy(doc["busy"])))
+    parts.append(losses_link(docs, "cases", losses_path))
+    return "\n\n".join(parts)
+
+
+def losses_link(docs: Sequence[Document], what: str, losses_path: str) -> str:
+    """The sentence under the tables that leads to the page of losses; ``what`` was measured."""
     slower = sum(len(losses(doc["rows"])) for doc in docs)
     total = sum(len(doc["rows"]) for doc in docs)
-    last = (
-        f"[All {slower} of {total} cases in which a library is faster]({losses_path}), the worst "
-    )
-    parts.append(wrapped(last + "first; every figure is in the JSON beside it."))
-    return "\n\n".join(parts)
+    last = f"[All {slower} of {total} {what} in which a library is faster]({losses_path}), the "
+    return wrapped(last + "worst first; every figure is in the JSON beside it.")
 
 
 def about(doc: Document) -> str:
@@ -229,15 +232,31 @@ def read_document(path: Path, expected: int = FORMAT) -> Document:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write table and page; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.gemm.page", description=__doc__)
+    return write_pages(parser, arguments, LOSSES, FORMAT, section, losses_page)
+
+
+def write_pages(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    losses_file: Path,
+    expected: int,
+    section: Callable[[Sequence[Document], str], str],
+    losses_page: Callable[[Sequence[Document]], str],
+    markers: tuple[str, str] = (BEGIN, END),
+) -> int:
+    """Write the ``section`` between the markers of the README, and the page of losses, of documents
+    of the ``expected`` format; returns the exit code, or ends the program with a message."""
     parser.add_argument("documents", nargs="+", type=Path, metavar="JSON")
     parser.add_argument("--readme", type=Path, default=README)
-    parser.add_argument("--losses", type=Path, default=LOSSES)
+    parser.add_argument("--losses", type=Path, default=losses_file)
     options = parser.parse_args(arguments)
     try:
-        docs = sorted(map(read_document, options.documents), key=lambda doc: doc["threads"])
+        docs = [read_document(path, expected) for path in options.documents]
+        docs.sort(key=lambda doc: doc["threads"])
         same_machine(docs)
         link = os.path.relpath(options.losses.resolve(), options.readme.resolve().parent)
-        text = replace_section(options.readme.read_text(), section(docs, Path(link).as_posix()))
+        made = section(docs, Path(link).as_posix())
+        text = replace_section(options.readme.read_text(), made, markers)
     except (OSError, ValueError) as wrong:
         parser.error(str(wrong))
     options.readme.write_text(text)

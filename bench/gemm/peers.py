@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench import measure
 from bench.gemm.operands import Operands
 from bench.gemm.shapes import Shape
 
@@ -142,3 +143,13 @@ def load_peers(names: Iterable[str], threads: int = 1) -> tuple[list[Peer], dict
 def reason_of(error: Exception) -> str:
     """The first line of an error, for a table."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Versions of the packages, and of what torch has inside if one of the candidates is of it."""
+    versions = measure.installed_versions()
+    if any(name.startswith(("torch", "mkl", "onednn")) for name in names):
+        from bench.gemm import torch_peers
+
+        versions.update(torch_peers.versions())
+    return versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,15 +14,8 @@ from bench.gemm.peers import DIRECT, OURS, VM
 from bench.gemm.run import PROBES
 from bench.gemm.summary import FLOOR, Row, losses, peers_in
 
-FILE_WIDTH = 240
 IN_CALLER = 0.95
 NOTHING = "-"
-
-
-def make_console() -> Console:
-    """A console that does not squeeze the tables when the output goes to a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def print_document(console: Console, doc: dict[str, Any], each: bool = False) -> None:
@@ -44,15 +38,8 @@ def print_document(console: Console, doc: dict[str, Any], each: bool = False) ->
 
 def print_setting(console: Console, doc: dict[str, Any]) -> None:
     """Machine, versions, and how each candidate was called."""
-    machine = doc["machine"]
-    caches = ", ".join(f"{name} {size}" for name, size in machine.get("caches", {}).items())
-    console.print(f"[bold]{machine.get('cpu')}[/], {machine.get('cores')} cores, {caches}")
-    rounds = [row["rounds"] for row in doc["rows"]]
-    console.print(
-        f"threads: {doc['threads']}; clock: {doc.get('clock')}; "
-        f"rounds: {min(rounds)} to {max(rounds)} a case"
-    )
-    for pool in machine.get("blas", []):
+    print_machine(console, doc, "case")
+    for pool in doc["machine"].get("blas", []):
         console.print("loaded: " + ", ".join(f"{key} {value}" for key, value in pool.items()))
     for name, version in doc["versions"].items():
         console.print(f"{name}: {version}", highlight=False)
@@ -64,6 +51,18 @@ def print_setting(console: Console, doc: dict[str, Any]) -> None:
         against = VM if name in doc["allocating"] else DIRECT
         table.add_row(name, mode, "" if name in (*OURS, *PROBES) else against)
     console.print(table)
+
+
+def print_machine(console: Console, doc: dict[str, Any], what: str) -> None:
+    """The machine, the threads, the clock, and how many rounds each of what was measured got."""
+    machine = doc["machine"]
+    caches = ", ".join(f"{name} {size}" for name, size in machine.get("caches", {}).items())
+    console.print(f"[bold]{machine.get('cpu')}[/], {machine.get('cores')} cores, {caches}")
+    rounds = [row["rounds"] for row in doc["rows"]]
+    console.print(
+        f"threads: {doc['threads']}; clock: {doc.get('clock')}; "
+        f"rounds: {min(rounds)} to {max(rounds)} a {what}"
+    )
 
 
 def rows_table(rows: Iterable[Row], candidates: list[str]) -> Table:
@@ -144,14 +143,7 @@ def met(group: Group) -> str:
 
 def print_doubts(console: Console, doc: dict[str, Any]) -> None:
     """Peers that are missing, with the reason, and work that is done outside the calling thread."""
-    for name, reason in doc.get("absent", {}).items():
-        console.print(f"[yellow]absent: {name}: {reason}", highlight=False)
-    reasons: dict[tuple[str, str], int] = {}
-    for row in doc["rows"]:
-        for item in row["absent"].items():
-            reasons[item] = reasons.get(item, 0) + 1
-    for (name, reason), count in reasons.items():
-        console.print(f"[yellow]absent at {count} cases: {name}: {reason}", highlight=False)
+    print_absent(console, doc, "cases")
     if doc["left_out"]:
         console.print(f"too large, not measured: {'; '.join(doc['left_out'])}", highlight=False)
     shares = doc.get("share_in_calling_thread", {})
@@ -160,6 +152,16 @@ def print_doubts(console: Console, doc: dict[str, Any]) -> None:
             console.print(f"[yellow]{name} spends only {share:.0%} of its time in the caller")
     if shares and min(shares.values()) >= IN_CALLER:
         console.print(f"all {len(shares)} candidates do their work in the calling thread")
+
+
+def print_absent(console: Console, doc: dict[str, Any], what: str) -> None:
+    """Candidates that are missing everywhere, and those missing at some of ``what`` was measured,
+    with the reasons."""
+    for name, reason in doc.get("absent", {}).items():
+        console.print(f"[yellow]absent: {name}: {reason}", highlight=False)
+    reasons = Counter(item for row in doc["rows"] for item in row["absent"].items())
+    for (name, reason), count in reasons.items():
+        console.print(f"[yellow]absent at {count} {what}: {name}: {reason}", highlight=False)
 
 
 def print_losses(console: Console, rows: list[Row]) -> None:

@@ -22,7 +22,7 @@ from bench.gemm.bandwidth import compile_reader
 from bench.gemm.document import rows_of
 from bench.gemm.journal import Journal
 from bench.gemm.peak import peak_runner
-from bench.gemm.peers import DEFAULT, HAND_SCHEDULES, Peer, load_peers, reason_of
+from bench.gemm.peers import DEFAULT, HAND_SCHEDULES, Peer, load_peers, reason_of, versions_of
 from bench.gemm.run import Bench, Effort, measure_all, shares_in_caller
 from bench.gemm.shapes import Shape
 from bench.gemm.summary import in_doubt
@@ -35,10 +35,13 @@ FIRST_SHARE = 0.75  # of the budget, for the first runs; second ones of cases in
 
 
 def header(
-    effort: Effort, peer_names: Sequence[str], seed: int, chosen: Mapping[str, Any]
+    effort: Effort,
+    peer_names: Sequence[str],
+    chosen: Mapping[str, Any],
+    versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What must be the same for figures to be put together: machine, versions, code, settings, and
-    which cases were ``chosen``.
+    """What must be the same for figures to be put together: machine, ``versions``, code, settings,
+    and which cases were ``chosen``.
 
     Raises RuntimeError when this machine has no micro-kernels.
     """
@@ -48,7 +51,7 @@ def header(
     machine, _, table = operators.described(target)
     return {
         "machine": facts,
-        "versions": {**measure.installed_versions(), "numpy_blas": numpy_blas()},
+        "versions": dict(versions),
         "library": cache_key(target, machine, table),
         "code": sources_digest(),
         "target": str(target),
@@ -57,7 +60,6 @@ def header(
             "rounds": effort.rounds,
             "min_seconds": effort.min_seconds,
             "case_seconds": effort.case_seconds,
-            "seed": seed,
             "peers": list(peer_names),
         },
     }
@@ -183,16 +185,14 @@ def numpy_blas() -> str:
 
 def library_versions(peers: Sequence[Peer]) -> dict[str, str]:
     """Versions of the packages, of numpy's BLAS, and of what torch has inside if it is measured."""
-    versions = {**measure.installed_versions(), "numpy_blas": numpy_blas()}
-    if any(peer.name.startswith(("torch", "mkl", "onednn")) for peer in peers):
-        from bench.gemm import torch_peers
-
-        versions.update(torch_peers.versions())
-    return versions
+    return {**versions_of(peer.name for peer in peers), "numpy_blas": numpy_blas()}
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar with the case in hand, how many are done, and an estimate of the time left."""
+def progress_bar(console: Console, auto_refresh: bool = True) -> Progress:
+    """A bar with the case in hand, how many are done, and an estimate of the time left.
+
+    A thread redraws it, unless without ``auto_refresh`` the caller does.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -200,4 +200,5 @@ def progress_bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        auto_refresh=auto_refresh,
     )

@@ -189,14 +189,4 @@ def plans(library: Library, case: Case) -> Iterator[dict[str, Any]]:
 
 def suited(assemblies: Sequence[Assembly], product: Product) -> Assembly:
     """The assembly that an operator takes for operands that lie close together."""
-    for assembly in assemblies[:-1]:
-        needs = assembly.needs
-        strides_of_operands = (product.k, product.k if assembly.form.b_transposed else product.n)
-        if (
-            product.k % needs.k == 0
-            and product.n % needs.n == 0
-            and product.n % needs.result == 0
-            and all(stride % needs.operands == 0 for stride in strides_of_operands)
-        ):
-            return assembly
-    return assemblies[-1]
+    return next(each for each in assemblies if each.suits(product.n, product.k))

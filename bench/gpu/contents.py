@@ -56,8 +56,7 @@ class Library:
     @property
     def name(self) -> str:
         """A short name: form and epilogue."""
-        words = [replace(self.operator.form, aligned=True).name, self.epilogue.name]
-        return "_".join(word for word in words if word)
+        return _name(self.operator.form, self.epilogue)
 
     @property
     def epilogue(self) -> Epilogue:
@@ -114,10 +113,14 @@ def library(
     more: Iterable[tuple[CudaTile, Form]] = (),
 ) -> Library:
     """The library of the operator of some assemblies, with ``more`` micro-kernels."""
-    name = "_".join(w for w in ("product", replace(made[0].form, aligned=True).name,
-                                epilogue.name) if w)  # fmt: skip
+    name = f"product_{_name(made[0].form, epilogue)}"
     own = [(tile, each.form) for each in made for tile in each.tiles]
     return Library(Operator(name, tuple(made), epilogue), tuple(dict.fromkeys([*own, *more])))
+
+
+def _name(form: Form, epilogue: Epilogue) -> str:
+    words = [replace(form, aligned=True).name, epilogue.name]
+    return "_".join(word for word in words if word)
 
 
 def _few(assembly: Assembly) -> Assembly:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from bench.console import wide_console
 from bench.measure import clock_for, interleave, machine_facts, paired_ratio
 from bench.minilm import engines, report, sentences
 from bench.minilm.engines import ORT, OURS, PLAIN, Engine
@@ -21,6 +22,7 @@ from bench.minilm.sentences import Feed
 from bench.wheels import fetch
 
 TOLERANCE = 1e-4
+FILE_WIDTH = 160
 PLAIN_TOKENS = 128  # plain TVM takes about 25 ms a token
 PLAIN_ROUNDS = 2
 MIN_SECONDS = 0.01
@@ -44,7 +46,7 @@ def main(options: Options, console: Console | None = None) -> int:
     import tvm_moonpoly as mp
     from relax_passes import Report
 
-    console = console or wide_console()
+    console = console or wide_console(FILE_WIDTH)
     facts = machine_facts() | {"threads": f"{options.threads} for every engine"}
     facts["clock"] = clock_for(options.threads)[1]
 
@@ -99,12 +101,6 @@ def main(options: Options, console: Console | None = None) -> int:
         worst = max(case.error for case in cases)
         console.print(f"All results equal onnxruntime's; the largest error is {worst:.1e}.")
     return 1 if wrong else 0
-
-
-def wide_console() -> Console:
-    """A console that does not squeeze the tables when the output goes to a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 def results(engine: Engine, feed: Feed) -> list[np.ndarray]:

@@ -22,41 +22,21 @@ import tvm_moonpoly as mp
 from bench import measure
 from bench.conv.layer import Layer
 from bench.conv.operands import Operands, error_in, make_operands
-from bench.conv.tvm_peers import hand_schedule
-from bench.gemm.tvm_models import dim
+from bench.conv.tvm_peers import hand_schedule, layer_module
+from bench.gemm.tvm_models import dim, tensor
 from bench.notebooks import curves, drawing
 from bench.notebooks.candidates import DLIGHT, HAND, OURS, PLAIN, Candidate, Run, dlight_pipeline
 from bench.notebooks.curves import PEAK, Point
-from bench.notebooks.linear_figures import COLOUR, duration
+from bench.notebooks.linear_figures import COLOUR, SLOW, duration
 from tvm_moonpoly import operators
-
-#: Those that are timed on small images only.
-SLOW = (PLAIN, DLIGHT)
 
 
 def dynamic_layer(layer: Layer, operands: Operands) -> tvm.IRModule:
     """The layer with constant weight and bias on images (n, h, w, c), n, h and w symbolic."""
-    builder = relax.BlockBuilder()
-    shape = [dim("n"), dim("h"), dim("w"), layer.c]
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    x = relax.Var("x", tensor(dim("n"), dim("h"), dim("w"), layer.c))
     weight = relax.const(np.ascontiguousarray(operands.weight.transpose(0, 2, 3, 1)))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            sums = builder.emit(
-                relax.op.nn.conv2d(
-                    x,
-                    weight,
-                    layer.strides,
-                    layer.padding,
-                    layer.dilation,
-                    layer.groups,
-                    data_layout="NHWC",
-                    kernel_layout="OHWI",
-                )
-            )
-            y = builder.emit_output(relax.op.add(sums, relax.const(operands.bias)))
-        builder.emit_func_output(y)
-    return builder.get()
+    bias = relax.const(operands.bias)
+    return layer_module(layer, [x], weight, bias, data_layout="NHWC", kernel_layout="OHWI")
 
 
 def dynamic_candidates(layer: Layer, operands: Operands, target: Target) -> list[Candidate]:

@@ -34,7 +34,7 @@ COLOUR = {
     PLAIN: drawing.GREY,
 }
 
-#: Those that are timed at a few rows only: a call of a thousand takes them seconds.
+#: Those that are timed at a few rows, or on small images, only: other calls take them seconds.
 SLOW = (PLAIN, DLIGHT)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
+from bench.console import wide_console
 from bench.engines import ORT, OURS
 from bench.measure import clock_for, interleave, machine_facts, paired_ratio
 from bench.minilm.report import facts_table, operators_table
@@ -22,6 +23,7 @@ from bench.ocr.report import Case
 from bench.wheels import fetch
 
 TOLERANCE = 1e-4
+FILE_WIDTH = 160
 MIN_SECONDS = 0.01
 QUICK = (0, 3, 5, 8)
 
@@ -45,7 +47,7 @@ def main(options: Options, console: Console | None = None) -> int:
     import tvm_moonpoly as mp
     from relax_passes import Report
 
-    console = console or wide_console()
+    console = console or wide_console(FILE_WIDTH)
     with console.status("Fetching the networks (15 MB, once)"):
         folder = fetch(MODELS)
     facts = machine_facts() | {"threads": f"{options.threads} for every engine"}
@@ -96,12 +98,6 @@ def main(options: Options, console: Console | None = None) -> int:
             "output."
         )
     return 1 if wrong else 0
-
-
-def wide_console() -> Console:
-    """A console that does not squeeze the tables when the output goes to a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 def read_line(recogniser: Network, image: Image.Image) -> report.Reading:

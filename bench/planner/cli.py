@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gemm.environment import restart_in_fair_environment
+from bench.gemm.options import named
 
 #: Shapes of a full run and of a quick one, by threads.
 FULL, QUICK = {1: 72, 2: 48}, {1: 24, 2: 16}
@@ -76,21 +77,16 @@ def run_apart(given: Sequence[str], file: Path | None, threads: int) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def named(file: Path, threads: int) -> Path:
-    """``planner.json`` becomes ``planner-1-thread.json`` or ``planner-2-threads.json``."""
-    return file.with_stem(f"{file.stem}-{threads}-thread{'s' if threads > 1 else ''}")
-
-
 def run(options: argparse.Namespace) -> int:
     """The bench for ``options.threads`` threads, in this process."""
     restart_in_fair_environment(options.threads)
-    from bench.gemm.report import make_console
+    from bench.console import wide_console
     from bench.planner import shapes
     from bench.planner.judge import Effort
     from bench.planner.report import print_document
     from bench.planner.session import run_bench
 
-    console = make_console()
+    console = wide_console()
     effort = Effort(budget=1.5) if options.quick else Effort(budget=4.0 / options.threads)
     largest = shapes.QUICK_LARGEST if options.quick else shapes.LARGEST
     count = options.shapes or (QUICK if options.quick else FULL)[options.threads]

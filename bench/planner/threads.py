@@ -24,8 +24,9 @@ PARTS, CUTS = 16, (1, 2, 3, 5, 8)
 
 
 def sharings(plan: Plan, product: Product, machine: Machine) -> Iterator[Plan]:
-    """``plan`` on one core, and by all cores in every way: its rows and its groups in one part or
-    in some for each worker, but in no more than there are, as long as each worker has a part."""
+    """``plan`` on one core, and by all cores in every way: its rows and its groups in one part, in
+    some for each worker, or, where there are fewer, each in a part of its own, as long as each
+    worker has a part."""
     yield alone(plan)
     tiles = ceil_div(product.m, plan.mr)
     groups = (product.n // machine.lanes - plan.tail_nv) // plan.nv + (plan.tail_nv > 0)
@@ -40,7 +41,7 @@ def sharings(plan: Plan, product: Product, machine: Machine) -> Iterator[Plan]:
 def _cuts(count: int, cores: int, field: str) -> list[int]:
     """Into how many parts ``count`` tiles or groups are cut."""
     most = max(min(count, largest(field)), 1)
-    return [parts for parts in (1, *(cores * each for each in CUTS)) if parts <= most]
+    return sorted({min(parts, most) for parts in (1, *(cores * each for each in CUTS))})
 
 
 def alone(plan: Plan) -> Plan:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
 from tvm.ir import GenericConst, Op
 from tvm.relax import Expr, Var
-from tvm.target import Target
 from tvm.tirx import IntImm
 
 from tvm_moonpoly.microkernels.cuda.tile import CHUNK
 from tvm_moonpoly.operators import Activation, Step
-from tvm_moonpoly.operators.cuda.library import Matmul, unsupported
+from tvm_moonpoly.operators.cuda.library import Matmul
 
 from ..bindings import Bindings
 from ..epilogue import Epilogue, Link, match_epilogue
@@ -21,6 +20,9 @@ from ..match import Left, Operand, objection, stored_as
 from ..shapes import dims, dtype_of, is_static, known_dims, same_dim, same_tensor
 
 ASTYPE = Op.get("relax.astype")
+
+#: Takes types of operands and of results, and whether B is stored transposed.
+Refusal = Callable[[str, str, bool], str | None]
 
 #: Types of the operands; sums are float32.
 OPERANDS = ("float16", "bfloat16")
@@ -81,12 +83,13 @@ def result_of(var: Var, bindings: Bindings) -> Var:
 
 
 def classify(
-    var: Var, result: Var, bindings: Bindings, target: Target, static: bool
+    var: Var, result: Var, bindings: Bindings, refusal: Refusal, static: bool
 ) -> Form | Left:
     """The form of the matmul that `var` is bound to, whose `result` is `result_of` it, or why it is
     none of ours.
 
-    Static shapes are ours if `static` says so.
+    `refusal` tells of types and a layout why there are no micro-kernels for them, or None. Static
+    shapes are ours if `static` says so.
     """
     call = bindings.value[var]
     reason = objection(call, static)
@@ -102,7 +105,7 @@ def classify(
     if reason:
         return Left(reason)
     stored, transposed = _stored(b, var, bindings)
-    reason = unsupported(target, operand, out, transposed)
+    reason = refusal(operand, out, transposed)
     if reason:
         return Left(reason)
     rows = (known_dims(a)[-1], known_dims(call)[-1])

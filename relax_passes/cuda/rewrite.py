@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
 from tvm.relax import Var
 from tvm.target import Target
 
-from tvm_moonpoly.operators.cuda.library import Matmul, library
+from tvm_moonpoly.operators.cuda.library import Matmul, library, unsupported
 
-from ..bindings import analyze, is_claimed
-from ..functions import with_externals, with_functions
+from ..bindings import analyze
+from ..functions import with_externals, with_rewritten
 from ..match import Left
 from ..report import Entry, Report
 from ..rewrite import Options, Rebuild, leave_function, matmuls, replace
 from ..shapes import known_dims, show
 from .constants import with_converted_constants
-from .match import Form, Fused, as_vector, classify, match_fused, result_of
+from .match import Form, Fused, Refusal, as_vector, classify, match_fused, result_of
 
 
 def polymerize(mod: tvm.IRModule, target: Target, options: Options, report: Report) -> tvm.IRModule:
@@ -28,28 +29,21 @@ def polymerize(mod: tvm.IRModule, target: Target, options: Options, report: Repo
     """
     if options.verify:
         raise ValueError("verify: only calls on CPUs can be compared with TVM's own")
-    changed: dict[GlobalVar, relax.Function] = {}
+    refusal = cache(partial(unsupported, target))  # reads the tuning logs
     used: set[Matmul] = set()
-    for gv, func in mod.functions_items():
-        if not isinstance(func, relax.Function):
-            continue
-        name = gv.name_hint
-        if is_claimed(func):
-            leave_function(func, name, "claimed by another backend", report)
-        else:
-            new = _rewritten(func, name, mod, target, options, report, used)
-            if new is not func:
-                changed[gv] = new
-    if not changed:
-        return mod
-    return with_externals(with_functions(mod, changed), library(target, used))
+
+    def rewrite(func: relax.Function, name: str) -> relax.Function:
+        return _rewritten(func, name, mod, refusal, options, report, used)
+
+    new = with_rewritten(mod, rewrite, partial(leave_function, report=report))
+    return mod if new.same_as(mod) else with_externals(new, library(target, used))
 
 
 def _rewritten(
     func: relax.Function,
     name: str,
     mod: tvm.IRModule,
-    target: Target,
+    refusal: Refusal,
     options: Options,
     report: Report,
     used: set[Matmul],
@@ -61,7 +55,7 @@ def _rewritten(
     before = dict(bindings.value)
     for var in matmuls(bindings):
         result = result_of(var, bindings)
-        form = classify(var, result, bindings, target, options.static)
+        form = classify(var, result, bindings, refusal, options.static)
         shapes = show(*before[var].args)
         if isinstance(form, Left):
             report.add(Entry(name, "matmul", shapes, "left", form.reason))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,7 +137,7 @@ def run_host(
     return launcher.launches
 
 
-def within(memories: Sequence[np.ndarray]) -> Find:
+def within(memories: Iterable[np.ndarray]) -> Find:
     """Finds addresses in some pieces of memory."""
 
     def find(address: int) -> np.ndarray | None:

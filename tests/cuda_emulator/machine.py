@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax
 
 from cuda_emulator.emulated import Emulated
-from cuda_emulator.host import Launch, Launcher, tags_of
+from cuda_emulator.host import Launch, Launcher, tags_of, within
 
 #: The beginning of all formats of machine code.
 ELF = b"\x7fELF"
@@ -56,9 +56,19 @@ class Machine:
         """
         self._launcher.launches.clear()
         result = vm[name](*(tvm.runtime.tensor(each, device=tvm.cuda(0)) for each in args))
+        return result.numpy(), self.launches()
+
+    def launches(self) -> list[Launch]:
+        """The launches since this was last asked for.
+
+        Raises:
+            Fault: of the first launch that has one.
+        """
         if self._launcher.failure is not None:
             raise self._launcher.failure
-        return result.numpy(), list(self._launcher.launches)
+        done = list(self._launcher.launches)
+        self._launcher.launches.clear()
+        return done
 
     def may_touch(self, tensor: Any) -> None:
         """Let kernels touch a tensor, besides the arguments of a virtual machine's calls."""
@@ -86,10 +96,7 @@ class Machine:
         return 0
 
     def _find(self, address: int) -> np.ndarray | None:
-        for begin, memory in self._memories.items():
-            if begin <= address < begin + max(1, memory.nbytes):
-                return memory
-        return None
+        return within(self._memories.values())(address)
 
 
 def _memory(tensor: Any) -> np.ndarray:

@@ -38,8 +38,6 @@ def main(arguments: Sequence[str]) -> int:
         return explain_conv.main(arguments[1:])
     usage = _parser()
     options = usage.parse_args(arguments)
-    if options.threads is not None and options.threads > targets.MOST_THREADS:
-        usage.error(f"argument --threads: must be at most {targets.MOST_THREADS}")
     for name in ("m", "n", "k", "batch"):
         if getattr(options, name) > LARGEST:
             usage.error(f"argument {name.upper()}: must be at most {LARGEST}")
@@ -99,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         default=1,
         help="products in one call; more than 1 means two operands that change (default: 1)",
     )
-    found.add_argument("--threads", type=positive, help="threads (default: all cores)")
+    found.add_argument("--threads", type=targets.threads, help="threads (default: all cores)")
     found.add_argument(
         "--dynamic",
         action="store_true",
@@ -140,8 +138,7 @@ def _show(found: Explanation, measured: Measurement | None, dtype: str) -> None:
     console = output.console()
     if dtype in CONVERTED:
         console.print(f"{dtype} operands are converted first; the product is one of float32:")
-    for line in explanation_text.text(found, runners_up=measured is None).split("\n"):
-        output.say(console, line)
+    output.say_lines(console, explanation_text.text(found, runners_up=measured is None))
     if measured is not None:
         console.print(measured.table())
         for line in measured.verdict():

@@ -19,8 +19,6 @@ def main(arguments: Sequence[str]) -> int:
     """Print the plan of one convolution; returns the exit code."""
     usage = _parser()
     options = usage.parse_args(arguments)
-    if options.threads is not None and options.threads > targets.MOST_THREADS:
-        usage.error(f"argument --threads: must be at most {targets.MOST_THREADS}")
     from tvm_moonpoly import explanation_conv
     from tvm_moonpoly.operators.conv_constants import ConvSpec
 
@@ -46,8 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         output.print_json({"dtype": options.dtype, **found.to_json()})
     else:
-        for line in explanation_conv.text(found).split("\n"):
-            output.say(output.console(), line)
+        output.say_lines(output.console(), explanation_conv.text(found))
     return 0
 
 
@@ -89,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         default="float32",
         help="type of the operands (default: float32)",
     )
-    found.add_argument("--threads", type=positive, help="threads (default: all cores)")
+    found.add_argument("--threads", type=targets.threads, help="threads (default: all cores)")
     targets.add_option(found)
     found.add_argument("--json", action="store_true", help="print JSON; times in picoseconds")
     return found

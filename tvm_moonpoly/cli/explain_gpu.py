@@ -30,7 +30,5 @@ def show(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json({"planned": True, **found.to_json()})
         return 0
-    console = output.console()
-    for line in explanation_cuda.text(found).split("\n"):
-        output.say(console, line)
+    output.say_lines(output.console(), explanation_cuda.text(found))
     return 0

@@ -62,10 +62,7 @@ def contents_of(log: logs.TuningLog) -> Contents:
 
 def checked(log: logs.TuningLog, origin: str) -> Path:
     """Where the log is to lie, when all of it is in order; raises UserError."""
-    try:
-        found = contents_of(log)
-    except ValueError as error:
-        raise UserError(f"{origin}: {str(error).removeprefix('log: ')}") from error
+    found = _sound(log, origin)
     if found.faults:
         raise UserError(f"{origin}: {found.faults[0]}")
     dtypes = {kernel.form.dtype_in for kernel in found.kernels}
@@ -81,10 +78,7 @@ def own_files(folder: Path) -> list[Path]:
 
 def status(log: logs.TuningLog) -> str:
     """Whether its costs were measured; raises UserError when it cannot be used."""
-    try:
-        return contents_of(log).status
-    except ValueError as error:
-        raise UserError(f"{log.origin}: {str(error).removeprefix('log: ')}") from error
+    return _sound(log, log.origin).status
 
 
 def rows_of(log: logs.TuningLog) -> list[list[Any]]:
@@ -119,3 +113,11 @@ def summary() -> list[dict[str, Any]]:
         name = reading.log.machine_name
         found[name, dtype] = {"gpu": name, "dtype": dtype, "origin": origin, "status": told}
     return list(found.values())
+
+
+def _sound(log: logs.TuningLog, origin: str) -> Contents:
+    """What is in the log of a GPU; raises UserError when it cannot be used."""
+    try:
+        return contents_of(log)
+    except ValueError as error:
+        raise UserError(f"{origin}: {str(error).removeprefix('log: ')}") from error

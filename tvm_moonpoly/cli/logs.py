@@ -136,12 +136,8 @@ def _validate(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json({**_header(log), "entries": len(log.entries)})
     else:
-        measured = f", {_header(log)['costs']}" if log.of_gpu else ""
-        output.say(
-            output.console(),
-            f"{options.log}: in order, the log of {log.machine_name} ({log.instructions}, "
-            f"{len(log.entries)} entries{measured})",
-        )
+        told = _in_words(log, f"{len(log.entries)} entries")
+        output.say(output.console(), f"{options.log}: in order, {told}")
     return 0
 
 
@@ -170,12 +166,7 @@ def _written(
     if options.json:
         output.print_json({**_header(log), "path": str(path), "kernels": count})
     else:
-        measured = f", {_header(log)['costs']}" if log.of_gpu else ""
-        output.say(
-            output.console(),
-            f"wrote the log of {log.machine_name} ({log.instructions}, {count} kernels{measured}) "
-            f"to {path}",
-        )
+        output.say(output.console(), f"wrote {_in_words(log, f'{count} kernels')} to {path}")
     return 0
 
 
@@ -204,6 +195,16 @@ def _clear(options: argparse.Namespace) -> int:
 
 def _count(paths: Sequence[Path]) -> str:
     return "1 log" if len(paths) == 1 else f"{len(paths)} logs"
+
+
+def _in_words(log: TuningLog, size: str) -> str:
+    """A log in a few words, ``size`` being how much it holds."""
+    parts = [log.instructions, size]
+    if log.of_gpu:
+        from tvm_moonpoly.cli import gpu_log_files
+
+        parts.append(gpu_log_files.status(log))
+    return f"the log of {log.machine_name} ({', '.join(parts)})"
 
 
 def _header(log: TuningLog) -> dict[str, Any]:

@@ -60,6 +60,12 @@ def say(console: Console, line: str, style: str | None = None) -> None:
     console.print(printable(line), style=style, soft_wrap=True)
 
 
+def say_lines(console: Console, text: str) -> None:
+    """Each of the lines of ``text``."""
+    for line in text.split("\n"):
+        say(console, line)
+
+
 def size(count: int) -> str:
     """Bytes as people write them: 32 KiB."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):

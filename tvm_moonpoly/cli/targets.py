@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from tvm_moonpoly.cli.command import UserError, sentence
+from tvm_moonpoly.cli.command import UserError, positive, sentence
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -16,6 +16,14 @@ ALIASES = {"amd64", "arm64"}
 
 #: Cores and threads, far more than any machine has; TVM starts as many as it is told.
 MOST_THREADS = 4096
+
+
+def threads(text: str) -> int:
+    """An argument that must be a number of threads."""
+    count = positive(text)
+    if count > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_THREADS}")
+    return count
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

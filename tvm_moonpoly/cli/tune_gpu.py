@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,12 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         return tune_gpu_import.run(told)
     if not told.dry_run:
         return tune_gpu_stage.run(told)
-    from tvm_moonpoly.microkernels.cuda import find_nvcc
-
-    if find_nvcc() is None:
-        raise UserError(
-            "nvcc was not found on PATH, nor below CUDA_HOME or CUDA_PATH: install a CUDA toolkit"
-        )
+    tune_gpu_stage.need_nvcc()
     return _write(told) if told.write else _list(told)
 
 
@@ -58,20 +54,12 @@ def _list(told: argparse.Namespace) -> int:
     from tvm_moonpoly.microkernels.cuda import GPUS
     from tvm_moonpoly.tuning.cuda import computed, dry_run
 
-    forms = {form.name: form for form in dry_run.FORMS}
-    unknown = [name for name in told.form if name not in forms]
-    if unknown:
-        raise UserError(f"--form must be one of {', '.join(forms)}, not {unknown[0]!r}")
     gpu, found = GPUS[told.gpu], {}
-    for name in told.form:
-        with output.working(f"compiling micro-kernels, {name}, for {gpu.arch}"):
-            chosen, rejected = computed.shortlist(
-                forms[name],
-                gpu,
-                told.count,
-                lambda form, tiles: list(dry_run.compiled(form, tiles, gpu)),
-            )
-            found[name] = [*chosen, *rejected]
+    compile = functools.partial(dry_run.compiled, gpu=gpu)
+    for form in tune_gpu_stage.forms(told.form):
+        with output.working(f"compiling micro-kernels, {form.name}, for {gpu.arch}"):
+            chosen, rejected = computed.shortlist(form, gpu, told.count, compile)
+            found[form] = [*chosen, *rejected]
     if told.json:
         output.print_json(
             {
@@ -82,8 +70,8 @@ def _list(told: argparse.Namespace) -> int:
         )
         return 0
     console = output.console()
-    for name, group in found.items():
-        _print(console, forms[name], group)
+    for form, group in found.items():
+        _print(console, form, group)
     output.say(console, f"{gpu.name} ({gpu.arch}): costs are computed, nothing was measured")
     return 0
 
@@ -100,13 +88,12 @@ def _write(told: argparse.Namespace) -> int:
         if gpu_logs.is_measured(path, gpu):
             raise UserError(f"{path} was measured, and is not replaced by what is computed")
     counts = computed.Counts(elite=told.count)
+    compile = functools.partial(dry_run.compiled, gpu=gpu)
     compiler = machine_code.compiler()
     console = output.console()
     for dtype, path in paths.items():
         with output.working(f"compiling micro-kernels, {dtype}, for {gpu.arch}"):
-            found = computed.log_of(
-                gpu, dtype, lambda form, tiles: list(dry_run.compiled(form, tiles, gpu)), counts
-            )
+            found = computed.log_of(gpu, dtype, compile, counts)
         if not gpu_logs.write(path, gpu, found, {"compiler": compiler}):
             return 1  # and has said why
         output.say(console, f"wrote {path}: {len(found.kernels)} micro-kernels, {found.status}")

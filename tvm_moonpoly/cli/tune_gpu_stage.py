@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,18 +27,15 @@ NO_GPU = (
 
 def run(told: argparse.Namespace) -> int:
     """The stage; what is measured is in its journal, and the same command goes on."""
-    from tvm_moonpoly.microkernels.cuda import GPUS, find_nvcc
-    from tvm_moonpoly.tuning.cuda import bench, results
+    from tvm_moonpoly.microkernels.cuda import GPUS
+    from tvm_moonpoly.tuning.cuda import bench, gpu_logs, results
     from tvm_moonpoly.tuning.journal import Busy, Journal
 
     gpu = GPUS[told.gpu]
     by_files = told.propose is not None or told.replay is not None
     if not by_files and told.rpc is None and not _has_gpu():
         raise UserError(NO_GPU)
-    if find_nvcc() is None:
-        raise UserError(
-            "nvcc was not found on PATH, nor below CUDA_HOME or CUDA_PATH: install a CUDA toolkit"
-        )
+    need_nvcc()
     settings = _settings(told)
     replayed = None
     if told.replay is not None:
@@ -46,7 +44,7 @@ def run(told: argparse.Namespace) -> int:
             results.check_gpu(replayed, gpu)
         except ValueError as error:
             raise UserError(f"{told.replay}: {error}") from error
-    known = {dtype: _logs_of(gpu, dtype) for dtype in _dtypes()}
+    known = {dtype: _logs_of(gpu, dtype) for dtype in gpu_logs.DTYPES}
     path = told.journal or journal_path(gpu)
     try:
         journal = Journal(path, bench.origin(gpu), anew=told.restart)
@@ -70,10 +68,31 @@ def run(told: argparse.Namespace) -> int:
 
 
 def journal_path(gpu: Gpu) -> Path:
-    """Where the journal lies by default: beside the folder of the user's tuning logs."""
-    from tvm_moonpoly import logs
+    """Where the journal lies by default."""
+    from tvm_moonpoly.tuning import journal
 
-    return logs.folders()[0].parent / "tuning" / f"{gpu.name}.journal.jsonl"
+    return journal.own_path(gpu.name)
+
+
+def need_nvcc() -> None:
+    """Raise UserError where there is no nvcc."""
+    from tvm_moonpoly.microkernels.cuda import find_nvcc
+
+    if find_nvcc() is None:
+        raise UserError(
+            "nvcc was not found on PATH, nor below CUDA_HOME or CUDA_PATH: install a CUDA toolkit"
+        )
+
+
+def forms(names: Sequence[str]) -> list[Form]:
+    """The forms that ``--form`` names. Raises UserError."""
+    from tvm_moonpoly.tuning.cuda import dry_run
+
+    known = {form.name: form for form in dry_run.FORMS}
+    for name in names:
+        if name not in known:
+            raise UserError(f"--form must be one of {', '.join(known)}, not {name!r}")
+    return [known[name] for name in names]
 
 
 def _searched(
@@ -100,19 +119,13 @@ def _searched(
                 seen.add(kernel.name)
                 display.measured(score(kernel.cost, gpu), new=True)
 
-        bench = Bench(
-            gpu,
-            journal,
-            lambda form, tiles: list(dry_run.compiled(form, tiles, gpu)),
-            device,
-            done,
-        )
+        compile = functools.partial(dry_run.compiled, gpu=gpu)
+        bench = Bench(gpu, journal, compile, device, done)
         total = settings.trials * sum(len(gpu_stage.groups(f, gpu)) for f in settings.forms)
-        by_form = _by_form(known)
         outcome = gpu_stage.run(
             bench,
             settings,
-            by_form,
+            _by_form(known),
             lambda: journal.spent() > seconds,
             lambda what: display.phase(what, total),
         )
@@ -139,21 +152,18 @@ def _concluded(
     """Write the logs of what was measured, if something was."""
     from tvm_moonpoly.tuning.cuda import gpu_stage
 
+    searched = [kernel for group in outcome.kernels.values() for kernel in group]
+    results = bench.results([*searched, *_kernels(known)])
     found = {}
     for dtype, contents in known.items():
-        kernels = [k for group in outcome.kernels.values() for k in group]
-        everything = [*kernels, *(k for each in contents for k in each.kernels)]
-        measured = bench.results(everything)
-        concluded = gpu_stage.conclude(outcome, bench, contents, measured)
+        concluded = gpu_stage.conclude(outcome, bench, contents, results)
         if concluded is not None and concluded.errors:
-            found[dtype] = (concluded, measured)
+            found[dtype] = concluded
     if not found:
         output.say(output.console(), "nothing was measured yet: no tuning log is written")
         return 0
-    results = next(iter(found.values()))[1]
-    concluded_for = {dtype: each for dtype, (each, _) in found.items()}
-    paths = tune_gpu_import.write(gpu, results, concluded_for, told.output)
-    tune_gpu_import.show(concluded_for, paths)
+    paths = tune_gpu_import.write(gpu, results, found, told.output)
+    tune_gpu_import.show(found, paths)
     return 0 if len(paths) == len(found) else 1
 
 
@@ -172,22 +182,10 @@ def _proposed(told: argparse.Namespace, gpu: Gpu, bench: Bench, outcome: Outcome
 
 
 def _settings(told: argparse.Namespace) -> Settings:
-    from tvm_moonpoly.tuning.cuda import dry_run, gpu_stage
+    from tvm_moonpoly.tuning.cuda import gpu_stage
 
-    forms = {form.name: form for form in dry_run.FORMS}
-    for name in told.form or ():
-        if name not in forms:
-            raise UserError(f"--form must be one of {', '.join(forms)}, not {name!r}")
-    chosen: Sequence[Form] = [forms[name] for name in told.form or ()] or gpu_stage.SEARCHED
-    return gpu_stage.Settings(
-        tuple(chosen), siblings=not told.form, trials=told.trials, seed=told.seed
-    )
-
-
-def _dtypes() -> tuple[str, ...]:
-    from tvm_moonpoly.tuning.cuda import gpu_logs
-
-    return gpu_logs.DTYPES
+    chosen = tuple(forms(told.form or ())) or gpu_stage.SEARCHED
+    return gpu_stage.Settings(chosen, siblings=not told.form, trials=told.trials, seed=told.seed)
 
 
 def _logs_of(gpu: Gpu, dtype: str) -> list[Contents]:
@@ -199,12 +197,14 @@ def _logs_of(gpu: Gpu, dtype: str) -> list[Contents]:
         raise UserError(str(error)) from error
 
 
+def _kernels(known: dict[str, list[Contents]]) -> list[Kernel]:
+    return [k for contents in known.values() for each in contents for k in each.kernels]
+
+
 def _by_form(known: dict[str, list[Contents]]) -> dict[Form, list[Kernel]]:
     found: dict[Form, list[Kernel]] = {}
-    for contents in known.values():
-        for each in contents:
-            for kernel in each.kernels:
-                found.setdefault(kernel.form, []).append(kernel)
+    for kernel in _kernels(known):
+        found.setdefault(kernel.form, []).append(kernel)
     return found
 
 
@@ -220,8 +220,7 @@ def _device(
 ) -> Iterator[Device]:
     from tvm_moonpoly.tuning.cuda.device import Device, DeviceError
 
-    kernels = [k for contents in known.values() for each in contents for k in each.kernels]
-    first = min(kernels, key=lambda k: k.tile.block_m * k.tile.block_n)
+    first = min(_kernels(known), key=lambda k: k.tile.block_m * k.tile.block_n)
     try:
         with Device(gpu, first, told.rpc, told.key or "") as device:
             yield device

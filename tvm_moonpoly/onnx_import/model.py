@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from .errors import OnnxImportError, Problem
+from .prepare import DEFAULT_DOMAINS
 
 #: Tensors of at least so many elements are weights; smaller ones may hold a shape, which passes
 #: over the graph want to see.
@@ -97,7 +98,7 @@ def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _large_constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
         return None
     for attribute in node.attribute:
         if attribute.name == "value" and np.prod(attribute.t.dims) >= WEIGHT_ELEMENTS:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
     FLOAT,
@@ -27,8 +26,10 @@ from tvm_moonpoly.emit import (
     div,
     let,
     loop,
+    spread,
     switch,
     vector,
+    vector_type,
 )
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 
@@ -94,7 +95,7 @@ def emit(functions: Functions, lanes: int) -> None:
                 for width in (2 * lanes, lanes, 1):
                     first, count = let(i * ldc + done), let(div(n - done, width))
                     with loop(count) as v:
-                        at = vector(first + v * width, width) if width > 1 else first + v
+                        at = vector(first + v * width, width)
                         c[at] = body(c[at], width)
                     done = let(done + count * width)
 
@@ -138,8 +139,8 @@ def emit_bounded(functions: Functions, lanes: int) -> None:
     )
     def _(c: Any, ldc: Expr, m: Expr, n: Expr, activation: Expr, first: Expr, second: Expr) -> None:
         bodies = {
-            ConvActivation.CLIP: lambda x, width: _between(x, first, second, width),
-            ConvActivation.HARDSWISH: _hardswish,
+            ConvActivation.CLIP: lambda x, width: between(x, first, second, width),
+            ConvActivation.HARDSWISH: hardswish,
             ConvActivation.HARDSIGMOID: lambda x, width: _hardsigmoid(x, first, second, width),
         }
 
@@ -151,7 +152,7 @@ def emit_bounded(functions: Functions, lanes: int) -> None:
                     for width in (2 * lanes, 1):
                         start, count = let(i * ldc + done), let(div(n - done, width))
                         with loop(count) as v:
-                            at = vector(start + v * width, width) if width > 1 else start + v
+                            at = vector(start + v * width, width)
                             c[at] = body(c[at], width)
                         done = let(done + count * width)
 
@@ -164,22 +165,18 @@ def emit_bounded(functions: Functions, lanes: int) -> None:
         )
 
 
-def _spread(value: Expr, lanes: int) -> Expr:
-    return value if lanes == 1 else T.Broadcast(value, lanes)
-
-
-def _between(x: Expr, low: Expr, high: Expr, lanes: int) -> Expr:
+def between(x: Expr, low: Expr, high: Expr, lanes: int) -> Expr:
     """min(max(x, low), high), NaN kept."""
-    x, low, high = _keep(lanes, x), _spread(low, lanes), _spread(high, lanes)
+    x, low, high = _keep(lanes, x), spread(low, lanes), spread(high, lanes)
     x = _keep(lanes, tirx.Select(x < low, low, x))
     return tirx.Select(x > high, high, x)
 
 
 def _unit(x: Expr, lanes: int) -> Expr:
-    return _between(x, tirx.const(0.0, FLOAT), tirx.const(1.0, FLOAT), lanes)
+    return between(x, tirx.const(0.0, FLOAT), tirx.const(1.0, FLOAT), lanes)
 
 
-def _hardswish(x: Expr, lanes: int) -> Expr:
+def hardswish(x: Expr, lanes: int) -> Expr:
     """x * min(max(x / 6 + 0.5, 0), 1)."""
     x = _keep(lanes, x)
     return x * _unit(x * _constant(1 / 6, lanes) + _constant(0.5, lanes), lanes)
@@ -187,16 +184,11 @@ def _hardswish(x: Expr, lanes: int) -> Expr:
 
 def _hardsigmoid(x: Expr, alpha: Expr, beta: Expr, lanes: int) -> Expr:
     """min(max(alpha * x + beta, 0), 1)."""
-    return _unit(x * _spread(alpha, lanes) + _spread(beta, lanes), lanes)
+    return _unit(x * spread(alpha, lanes) + spread(beta, lanes), lanes)
 
 
 def _constant(value: float, lanes: int) -> Expr:
-    scalar = tirx.const(value, "float32")
-    return scalar if lanes == 1 else T.Broadcast(scalar, lanes)
-
-
-def _as_type(dtype: str, lanes: int) -> str:
-    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+    return spread(tirx.const(value, FLOAT), lanes)
 
 
 def _keep(lanes: int, value: Expr) -> Expr:
@@ -227,7 +219,7 @@ def _reduced(x: Expr, lanes: int) -> tuple[Expr, Expr]:
     # ln 2 in two parts, the first with few bits so that n times it is exact
     r = _keep(lanes, x - n * _constant(0.693359375, lanes))
     r = _keep(lanes, r - n * _constant(math.log(2.0) - 0.693359375, lanes))
-    bits = _keep_integer(lanes, tirx.reinterpret(_as_type("int32", lanes), shifted))
+    bits = _keep_integer(lanes, tirx.reinterpret(vector_type("int32", lanes), shifted))
     # the shift drops all but n, which is where the exponent of a float is then
     exponent = tirx.shift_left(bits, _integer(23, lanes)) + _integer(127 << 23, lanes)
     return _keep(lanes, _as_float(exponent, lanes)), r
@@ -252,8 +244,7 @@ def _exp(x: Expr, lanes: int) -> Expr:
 
 
 def _integer(value: int, lanes: int) -> Expr:
-    scalar = tirx.const(value, "int32")
-    return scalar if lanes == 1 else T.Broadcast(scalar, lanes)
+    return spread(tirx.const(value, "int32"), lanes)
 
 
 #: The upper tail of the normal distribution at t >= 0 is 1 / (2 q(t)^8): q, lowest power first, by
@@ -275,7 +266,7 @@ _TAIL = (
 def _gelu(x: Expr, lanes: int) -> Expr:
     """x times the normal distribution at x, within 4e-7 of it."""
     x = _keep(lanes, x)
-    t = _keep(lanes, tirx.call_llvm_pure_intrin(_as_type("float32", lanes), "llvm.fabs", x))
+    t = _keep(lanes, tirx.call_llvm_pure_intrin(vector_type("float32", lanes), "llvm.fabs", x))
     power = _polynomial(_TAIL, t, lanes)
     for _ in range(3):
         power = _keep(lanes, power * power)
@@ -317,7 +308,7 @@ def _tanh(x: Expr, lanes: int) -> Expr:
 
     t has no cancellation near 0: it is 2^n q + (2^n - 1), q = exp(r) - 1 without its constant term.
     """
-    bits = _keep_integer(lanes, tirx.reinterpret(_as_type("int32", lanes), _keep(lanes, x)))
+    bits = _keep_integer(lanes, tirx.reinterpret(vector_type("int32", lanes), _keep(lanes, x)))
     sign = _integer(-(1 << 31), lanes)
     magnitude = _keep(lanes, _as_float(tirx.bitwise_and(bits, tirx.bitwise_not(sign)), lanes))
     # 1 from there on; NaN stays
@@ -327,9 +318,9 @@ def _tanh(x: Expr, lanes: int) -> Expr:
     q = _keep(lanes, r * _polynomial(_EXP, r, lanes))
     t = _keep(lanes, power * q + (power - _constant(1.0, lanes)))
     result = t / (t + _constant(2.0, lanes))
-    positive = tirx.reinterpret(_as_type("int32", lanes), result)
+    positive = tirx.reinterpret(vector_type("int32", lanes), result)
     return _as_float(tirx.bitwise_or(positive, tirx.bitwise_and(bits, sign)), lanes)
 
 
 def _as_float(bits: Expr, lanes: int) -> Expr:
-    return tirx.reinterpret(_as_type("float32", lanes), bits)
+    return tirx.reinterpret(vector_type("float32", lanes), bits)

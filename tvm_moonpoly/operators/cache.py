@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -19,8 +19,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import platformdirs
+
+from tvm_moonpoly import logs
 
 #: Bytes that must be free before a library (about 1 MB) is written.
 _NEEDED_SPACE = 32 << 20
@@ -33,6 +36,11 @@ def folder() -> Path:
     if home := os.environ.get("MOONPOLY_HOME"):
         return Path(home) / "libraries"
     return platformdirs.user_cache_path("tvm_moonpoly", appauthor=False) / "libraries"
+
+
+def key_of(parts: Any) -> str:
+    """A name for what is compiled out of ``parts``, which JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def load(key: str, suffix: str = ".bc") -> Path | None:
@@ -79,15 +87,9 @@ def store(key: str, write: Callable[[Path], object], suffix: str = ".bc") -> Pat
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        _say(f"the compiled library is not cached: {error}")
+        logs.say_once(logging.WARNING, f"the compiled library is not cached: {error}")
         return None
     return path
-
-
-@functools.cache
-def _say(message: str) -> None:
-    """Once a process: a model has many kernels."""
-    _log.warning("%s", message)
 
 
 def _need_space(path: Path) -> None:

@@ -31,6 +31,7 @@ from tvm_moonpoly.emit import (
     select,
     switch,
     vector,
+    vector_type,
     when,
 )
 from tvm_moonpoly.operators import dltensor
@@ -87,8 +88,7 @@ def _compute(step: Step, v: Expr, e: Expr, lanes: int) -> Expr:
 
     def extreme(name: str) -> Expr:
         """NaN if either is. A choice written out becomes a masked store, which is slow."""
-        dtype = FLOAT if lanes == 1 else f"{FLOAT}x{lanes}"
-        return tirx.call_llvm_pure_intrin(dtype, name, v, e)
+        return tirx.call_llvm_pure_intrin(vector_type(FLOAT, lanes), name, v, e)
 
     computed = {
         Step.ADD: lambda: v + e,

@@ -30,32 +30,30 @@ from tvm_moonpoly.emit import (
     minimum,
     scratch,
     select,
-    vector,
     when,
-    workspace,
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Record
+from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.operators import (
     conv_arguments,
     conv_band,
     conv_patch_inputs,
     conv_tiles,
     conv_winograd,
-    dltensor,
 )
-from tvm_moonpoly.operators.conv_arguments import ARGUMENTS
+from tvm_moonpoly.operators.conv_arguments import ARGUMENTS, addresses, operands
 from tvm_moonpoly.operators.conv_constants import (
     CONV2D,
     CONV2D_F16,
     CONV2D_RESIDUAL,
     CONV2D_RESIDUAL_F16,
 )
-from tvm_moonpoly.operators.conv_tiles import BLOCK_NAMES, TILES
+from tvm_moonpoly.operators.conv_tiles import BLOCK, TILES
 from tvm_moonpoly.operators.gemm_tiles import zeros_row
-from tvm_moonpoly.operators.sharing import Each, run_chunks
+from tvm_moonpoly.operators.sharing import Each, columns_of, run_chunks, with_space
 from tvm_moonpoly.planner.conv import Form
-from tvm_moonpoly.planner.native_conv import PLAN_CONV, Numbers
+from tvm_moonpoly.planner.native_conv import CONVOLUTION, PLAN_CONV
 
 #: The types of operands: of each its name, and the functions without and with a residual.
 KINDS = {
@@ -67,6 +65,7 @@ KINDS = {
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
     """Define the functions of `KINDS` and all that they call but the planner."""
     conv_tiles.emit(functions, records, machine)
+    conv_band.emit_zeros(functions, machine.lanes)
     conv_patch_inputs.emit_transform(functions, machine.lanes)
     for kind, (dtype, plain, residual) in KINDS.items():
         conv_arguments.emit(functions, kind, dtype, machine.lanes)
@@ -83,33 +82,26 @@ def _emit_public(functions: Functions, name: str, kind: str, dtype: str) -> None
 
     @functions.public(name, **dict.fromkeys(tensors, "handle"))
     def _(**handles: Any) -> None:
-        conv = Numbers.new()
-        given = [handles.get(each, handles["out"]) for each in ("residual", "out")]
+        conv = Numbers(CONVOLUTION)
+        given = {"residual": handles["out"], **handles}
+        order = ("x", "weight", "bias", "spec", "residual", "out")
         functions[f"{ARGUMENTS}_{kind}"](
-            *(handles[each] for each in ("x", "weight", "bias", "spec")),
-            *given,
-            len(added),
-            conv.memory.at(0),
+            *(given[each] for each in order), len(added), conv.memory.at(0)
         )
         with when(conv["n"] * conv["oh"] * conv["ow"] > 0):
             functions[PLAN_CONV](conv.memory.at(0))
             size = let(conv["band"])
-            types = {"weight": FLOAT, "bias": FLOAT}
-            operands = [
-                dltensor.address(handles.get(each, handles["out"]), dltensor.DATA,
-                                 types.get(each, dtype))
-                for each in ("x", "weight", "bias", "residual", "out")
-            ]  # fmt: skip
+            tensors = addresses(given, dtype)
 
             def work(each: Each) -> None:
                 def chunks(space: Pointer) -> None:
                     each(
                         lambda index: functions[f"moonpoly_conv_chunk_{kind}"](
-                            conv.memory.at(0), *operands, space.at(0), index
+                            conv.memory.at(0), *tensors, space.at(0), index
                         )
                     )
 
-                branch(size > 0, lambda: chunks(workspace(size)), lambda: chunks(scratch(1)))
+                with_space(size, chunks)
 
             count = let(conv["groups"] * conv["blocks"] * conv["splits_n"])
             run_chunks(let(conv["workers"]), count, work)
@@ -121,62 +113,37 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
     if half:
         _emit_converted(functions, lanes)
 
-    data = f"{dtype}*"
-    parameters = {
-        "numbers": INTS,
-        "x": data,
-        "weight": FLOATS,
-        "bias": FLOATS,
-        "residual": data,
-        "out": data,
-        "space": FLOATS,
-        "index": INT,
-    }
+    parameters = {"numbers": INTS, **operands(dtype), "space": FLOATS}
 
-    @functions.private(f"moonpoly_conv_chunk_{kind}", **parameters)
-    def _(
-        numbers: Pointer,
-        x: Pointer,
-        weight: Pointer,
-        bias: Pointer,
-        residual: Pointer,
-        out: Pointer,
-        space: Pointer,
-        index: Expr,
-    ) -> None:
-        conv = Numbers(numbers)
-
-        def patches() -> None:
-            functions[conv_winograd.patches_name(kind)](
-                numbers.at(0), x.at(0), weight.at(0), bias.at(0), residual.at(0), out.at(0),
-                space.at(0), index,
-            )  # fmt: skip
-
-        def others() -> None:
-            functions[f"moonpoly_conv_block_{kind}"](
-                numbers.at(0), x.at(0), weight.at(0), bias.at(0), residual.at(0), out.at(0),
-                space.at(0), index,
-            )  # fmt: skip
-
-        branch(conv["form"] == int(Form.PATCHES), patches, others)
-
-    @functions.separate(f"moonpoly_conv_block_{kind}", **parameters)
-    def _(
-        numbers: Pointer,
-        x: Pointer,
-        weight: Pointer,
-        bias: Pointer,
-        residual: Pointer,
-        out: Pointer,
-        space: Pointer,
-        index: Expr,
-    ) -> None:
-        conv = Numbers(numbers)
+    @functions.separate(f"moonpoly_conv_chunk_{kind}", **parameters, index=INT)
+    def _(index: Expr, **pointers: Pointer) -> None:
+        conv = Numbers(CONVOLUTION, pointers["numbers"])
         splits, blocks = let(conv["splits_n"]), let(conv["blocks"])
         whole = let(div(index, splits))
         part = let(index - whole * splits)
         group = let(div(whole, blocks))
         block = let(whole - group * blocks)
+        given = [*(pointers[name].at(0) for name in parameters), group, block, part]
+        branch(
+            conv["form"] == int(Form.PATCHES),
+            lambda: functions[conv_winograd.patches_name(kind)](*given),
+            lambda: functions[f"moonpoly_conv_block_{kind}"](*given),
+        )
+
+    @functions.separate(f"moonpoly_conv_block_{kind}", **parameters, group=INT, block=INT, part=INT)
+    def _(
+        numbers: Pointer,
+        x: Pointer,
+        weight: Pointer,
+        bias: Pointer,
+        residual: Pointer,
+        out: Pointer,
+        space: Pointer,
+        group: Expr,
+        block: Expr,
+        part: Expr,
+    ) -> None:
+        conv = Numbers(CONVOLUTION, numbers)
         form, depth, panels = let(conv["form"]), let(conv["depth"]), let(conv["panels"])
         oh, ow = let(conv["oh"]), let(conv["ow"])
         channels, in_channels = let(conv["channels"]), let(conv["in_channels"])
@@ -228,35 +195,22 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
                     )  # fmt: skip
                     done[0], at[0], at[1] = done[0] + count, at[0] + 1, as_int(0)
 
-            # its columns: whole groups of panels, the tail region and what is left in the last part
-            nv, tail_nv = let(conv["nv"]), let(conv["tail_nv"])
-            main = let(div(panels - tail_nv, nv))
-            regions = let(main + select(tail_nv > 0, 1, 0))
-
-            def group_of(number: Expr) -> Expr:
-                return let(minimum(ceil_div(number * regions, splits), main))
-
-            first, last = group_of(part), part == splits - 1
-            tail = let(select(last, tail_nv, 0))
-            own_panels = let(select(last, panels - first * nv, (group_of(part + 1) - first) * nv))
-            panel = let(first * nv)
             stored = let(conv["columns"])
-
+            own = columns_of(part, conv.kept("nv", "tail_nv", "splits_n"), panels, stored)
+            panel = own["panel"]
             image = let(div(row, oh))
             in_row = let((row - image * oh) * conv["stride_h"])
             step = let(conv["w"] * in_channels)
             at = let((image * conv["h"] + in_row) * step + pixel * conv["stride_w"] * in_channels)
-            t = Numbers(scratch(len(BLOCK_NAMES), INT), BLOCK_NAMES)
+            t = Numbers(BLOCK)
             t["rows"], t["width"] = rows, width
             in_band = tirx.any(form == int(Form.WINDOWS), form == int(Form.PIXELS))
             band_step = select(form == int(Form.WINDOWS), conv["stride_w"] * column_run, depth)
             t["lda"] = select(in_band, band_step, conv["stride_w"] * in_channels)
             t["a_row"] = select(in_band, window_row, conv["stride_h"] * step)
-            t["depth"], t["panels"] = depth, own_panels
-            t["columns"] = select(last, stored, 0)
-            t["nv"], t["mr"], t["tail_nv"] = nv, conv["mr"], tail
-            t["tail_mr"], t["kc"] = conv["tail_mr"], conv["kc"]
-            for name in ("activation", "first", "second"):
+            t["depth"] = depth
+            t.fill({name: own[name] for name in ("panels", "columns", "tail_nv")})
+            for name in ("nv", "mr", "tail_mr", "kc", "activation", "first", "second"):
                 t[name] = conv[name]
             padded_panels = let(panels + select(stored > 0, 1, 0))
             weights = weight.at((group * padded_panels + panel) * lanes * depth)
@@ -348,11 +302,8 @@ def _emit_converted(functions: Functions, lanes: int) -> None:
                     count = let(div(n - done, width))
                     with loop(count) as j:
                         one, other = i * ldh + done + j * width, i * ldq + done + j * width
-                        many = f"x{width}" if width > 1 else ""
-                        here = vector(one, width) if width > 1 else one
-                        there = vector(other, width) if width > 1 else other
                         if to:
-                            half[here] = tirx.Cast(f"float16{many}", q[there])
+                            half.put_floats(one, q.floats(other, width), width)
                         else:
-                            q[there] = tirx.Cast(f"{FLOAT}{many}", half[here])
+                            q.put_floats(other, half.floats(one, width), width)
                     done = let(done + count * width)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import tirx
 
 from tvm_moonpoly.emit import (
+    FLOATS,
     INT,
     INTS,
     Expr,
@@ -19,11 +21,18 @@ from tvm_moonpoly.emit import (
     select,
     when,
 )
-from tvm_moonpoly.operators.conv_constants import FIELDS, MOST, MOST_CHANNELS, ConvActivation
+from tvm_moonpoly.numbers import Numbers
+from tvm_moonpoly.operators import dltensor
+from tvm_moonpoly.operators.conv_constants import (
+    ATTRIBUTES,
+    MOST,
+    MOST_CHANNELS,
+    ConvActivation,
+)
 from tvm_moonpoly.operators.errors import require
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner.conv import PATCH
-from tvm_moonpoly.planner.native_conv import ATTRIBUTES, Numbers
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 ARGUMENTS = "moonpoly_conv_arguments"
 
@@ -38,6 +47,20 @@ _RANGES = {
 }
 
 
+def operands(dtype: str) -> dict[str, str]:
+    """The operands of a convolution, as parameters of native functions."""
+    values = f"{dtype}*"
+    return {"x": values, "weight": FLOATS, "bias": FLOATS, "residual": values, "out": values}
+
+
+def addresses(handles: Mapping[str, Expr], dtype: str) -> list[Expr]:
+    """The memory of the `operands` that are given as tensors."""
+    return [
+        dltensor.address(handles[name], dltensor.DATA, kind.removesuffix("*"))
+        for name, kind in operands(dtype).items()
+    ]
+
+
 def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
     """Define ``moonpoly_conv_arguments_<kind>``, which writes the attributes and sizes of a call
     into ``numbers``, before any function that calls it. ``residual`` is looked at if ``has`` is 1.
@@ -46,7 +69,7 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
 
     @functions.fallible(f"{ARGUMENTS}_{kind}", **handles, has=INT, numbers=INTS)
     def _(has: Expr, numbers: Pointer, **given: Any) -> None:
-        conv = Numbers(numbers)
+        conv = Numbers(CONVOLUTION, numbers)
         x, out = Tensor(given["x"], "x", dtype), Tensor(given["out"], "out", dtype)
         weight, bias = Tensor(given["weight"], "weight"), Tensor(given["bias"], "bias")
         spec = Tensor(given["spec"], "spec", INT)
@@ -55,7 +78,7 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
             require(tensor.ndim == dims, tensor.name, rule, tensor.ndim)
         bias.require_vector()
         spec.require_vector()
-        count = len(FIELDS)
+        count = len(ATTRIBUTES)
         require(spec.shape[0] == count, "spec", f"must have {count} elements, not #", spec.shape[0])
         s: dict[str, Expr] = {}
         for i, name in enumerate(ATTRIBUTES):
@@ -141,5 +164,4 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
             "residual": select(has > 0, 1, 0),
             "half": as_int(int(dtype == "float16")),
         }
-        for name, value in values.items():
-            conv[name] = value
+        conv.fill(values)

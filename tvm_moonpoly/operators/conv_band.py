@@ -33,10 +33,13 @@ from tvm_moonpoly.emit import (
     vector,
     when,
 )
-from tvm_moonpoly.planner.native_conv import Numbers
+from tvm_moonpoly.numbers import Numbers
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 #: Vectors that are copied in a turn where a run has so many.
 _TOGETHER = 4
+
+_ZEROS = "moonpoly_conv_zeros"
 
 #: Heights of kernels of which short runs are copied by code of their own.
 _HEIGHTS = (3, 5, 7)
@@ -48,14 +51,16 @@ def band_name(kind: str) -> str:
 
 
 def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
-    """Define the functions that fill a band with columns of elements of ``dtype``."""
-    _emit_zeros(functions, kind, lanes)
+    """Define the functions that fill a band with columns of elements of ``dtype``, after
+    `emit_zeros`."""
     _emit_columns(functions, kind, dtype, lanes)
     _emit_band(functions, kind, dtype)
 
 
-def _emit_zeros(functions: Functions, kind: str, lanes: int) -> None:
-    @functions.compact(f"moonpoly_conv_zeros_{kind}", q=FLOATS, count=INT)
+def emit_zeros(functions: Functions, lanes: int) -> None:
+    """Define what fills columns that are not in the input, of operands of any kind."""
+
+    @functions.compact(_ZEROS, q=FLOATS, count=INT)
     def _(q: Pointer, count: Expr) -> None:
         """``count`` zeros, and some more: the band goes on, or ends with room for them."""
         zeros = T.Broadcast(tirx.const(0.0, FLOAT), lanes)
@@ -80,14 +85,6 @@ _COLUMNS = {
 
 
 def _emit_columns(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
-    def load(x: Pointer, at: Expr, width: int) -> Expr:
-        value = x[vector(at, width)] if width > 1 else x[at]
-        if dtype == FLOAT:
-            return value
-        return tirx.Cast(f"{FLOAT}x{width}" if width > 1 else FLOAT, value)
-
-    zeros = f"moonpoly_conv_zeros_{kind}"
-
     @functions.separate(f"moonpoly_conv_columns_{kind}", x=f"{dtype}*", q=FLOATS, **_COLUMNS)
     def _(
         x: Pointer,
@@ -108,10 +105,12 @@ def _emit_columns(functions: Functions, kind: str, dtype: str, lanes: int) -> No
             with loop(count) as j:
                 target = let(j * (height * channels))
                 with when(top > 0):
-                    functions[zeros](q.at(target), top * channels)
+                    functions[_ZEROS](q.at(target), top * channels)
                 runs(let(top * row + j * column), let(target + top * channels))
                 with when(bottom < height):
-                    functions[zeros](q.at(target + bottom * channels), (height - bottom) * channels)
+                    functions[_ZEROS](
+                        q.at(target + bottom * channels), (height - bottom) * channels
+                    )
 
         def short(width: int) -> None:
             """Runs of one vector, which may be written beyond its end; of the usual heights all
@@ -119,7 +118,7 @@ def _emit_columns(functions: Functions, kind: str, dtype: str, lanes: int) -> No
 
             def move(source: Expr, target: Expr, i: Expr) -> None:
                 to, at = target + i * channels, source + i * row
-                q[vector(to, width) if width > 1 else to] = load(x, at, width)
+                q[vector(to, width)] = x.floats(at, width)
 
             def any_number(source: Expr, target: Expr) -> None:
                 with loop(inside) as i:
@@ -148,8 +147,7 @@ def _emit_columns(functions: Functions, kind: str, dtype: str, lanes: int) -> No
                     at, to = let(source + i * row), let(target + i * channels)
 
                     def move(first: Expr, width: int, at: Expr = at, to: Expr = to) -> None:
-                        own = vector(to + first, width) if width > 1 else to + first
-                        q[own] = load(x, at + first, width)
+                        q[vector(to + first, width)] = x.floats(at + first, width)
 
                     with loop(turns) as t:
                         for v in range(_TOGETHER):
@@ -207,14 +205,11 @@ def _emit_band(functions: Functions, kind: str, dtype: str) -> None:
         single: Expr,
         channel: Expr,
     ) -> None:
-        conv = Numbers(numbers)
-        s: dict[str, Any] = {
-            name: let(conv[name])
-            for name in (
-                "n", "h", "w", "oh", "in_channels", "channels", "kernel_h", "kernel_w", "stride_h",
-                "stride_w", "dilation_h", "dilation_w", "top", "left",
-            )
-        }  # fmt: skip
+        conv = Numbers(CONVOLUTION, numbers)
+        s = conv.kept(
+            "n", "h", "w", "oh", "in_channels", "channels", "kernel_h", "kernel_w", "stride_h",
+            "stride_w", "dilation_h", "dilation_w", "top", "left",
+        )  # fmt: skip
         image = let(div(row, s["oh"]))
         first_row = let((row - image * s["oh"]) * s["stride_h"] - s["top"])
         dilation = s["dilation_h"]
@@ -231,7 +226,7 @@ def _emit_band(functions: Functions, kind: str, dtype: str) -> None:
 
         def zeros(target: Expr, columns: Expr) -> None:
             with when(columns > 0):
-                functions[f"moonpoly_conv_zeros_{kind}"](q.at(target), columns * height)
+                functions[_ZEROS](q.at(target), columns * height)
 
         def neighbours(target: Expr, column: Expr, columns: Expr) -> None:
             """``columns`` neighbouring input columns from ``column`` on."""

@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
+from tvm_moonpoly.planner.conv import PATCH
 from tvm_moonpoly.planner.native_conv import ATTRIBUTES
 
 CONV2D = "moonpoly_conv2d_f32"
@@ -43,9 +44,6 @@ class ConvActivation(IntEnum):
     HARDSWISH = 9
     HARDSIGMOID = 10
 
-
-#: Where each attribute is in the vector that `ConvSpec.encode` makes.
-FIELDS = ATTRIBUTES
 
 #: With fewer channels, transforms cost more than products saved.
 WINOGRAD_CHANNELS = 16
@@ -153,7 +151,7 @@ class ConvSpec:
         return sizes[0], sizes[1]
 
     def encode(self) -> np.ndarray:
-        """The attributes as int64, in the order of `FIELDS`; floats as the bits of a float32."""
+        """`ATTRIBUTES` as int64, in their order; floats as the bits of a float32."""
         parameters = np.array([self.first, self.second], np.float32).view(np.int32)
         numbers = [
             *self.kernel,
@@ -172,8 +170,8 @@ class ConvSpec:
     @classmethod
     def decode(cls, encoded: np.ndarray) -> ConvSpec:
         """Inverse of `encode`; raises ValueError when it is no such vector."""
-        if encoded.shape != (len(FIELDS),):
-            raise ValueError(f"spec: {len(FIELDS)} numbers are needed, not {encoded.shape}")
+        if encoded.shape != (len(ATTRIBUTES),):
+            raise ValueError(f"spec: {len(ATTRIBUTES)} numbers are needed, not {encoded.shape}")
         v = [int(value) for value in encoded]
         first, second = np.array(v[14:16], np.int32).view(np.float32)
         spec = cls(
@@ -215,7 +213,7 @@ def pack_conv_weight(w: np.ndarray, spec: ConvSpec, lanes: int) -> np.ndarray:
         if not can_transform(w):
             raise ValueError("w: not finite once it is transformed; use ConvSpec(direct=True)")
         patches = np.einsum("ih,jw,gochw->gijco", _G, _G, grouped.astype(np.float64))
-        steps = patches.astype(np.float32).reshape(spec.groups, 16 * inputs, outputs)
+        steps = patches.astype(np.float32).reshape(spec.groups, PATCH * inputs, outputs)
     else:
         steps = grouped.transpose(0, 4, 3, 2, 1).reshape(spec.groups, spec.depth, outputs)
     return np.concatenate([pack_weight(each, lanes) for each in steps])

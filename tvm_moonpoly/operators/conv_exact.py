@@ -7,14 +7,10 @@ were transformed.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
-    FLOAT,
-    FLOATS,
     INT,
     INTS,
     Expr,
@@ -29,8 +25,10 @@ from tvm_moonpoly.emit import (
     vector,
     when,
 )
-from tvm_moonpoly.planner.conv import PATCH, SIDE
-from tvm_moonpoly.planner.native_conv import Numbers
+from tvm_moonpoly.numbers import Numbers, as_float
+from tvm_moonpoly.operators.conv_arguments import operands
+from tvm_moonpoly.planner.conv import PATCH, SIDE, WIDE
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 #: Each of three weights as a sum of four transformed ones: index and sign.
 _WEIGHTS = (((0, 1),), ((1, 1), (2, -1)), ((3, 1),))
@@ -48,11 +46,7 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
     @functions.rare(
         exact_name(kind),
         numbers=INTS,
-        x=f"{dtype}*",
-        weight=FLOATS,
-        bias=FLOATS,
-        residual=f"{dtype}*",
-        out=f"{dtype}*",
+        **operands(dtype),
         group=INT,
         begin=INT,
         end=INT,
@@ -76,17 +70,12 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
         rows: Expr,
         width: Expr,
     ) -> None:
-        conv = Numbers(numbers)
-        s: dict[str, Any] = {
-            name: let(conv[name])
-            for name in (
-                "h", "w", "oh", "ow", "top", "left", "in_channels", "out_channels", "channels",
-                "outputs", "residual", "activation",
-            )
-        }  # fmt: skip
-        first, second = (
-            let(tirx.reinterpret(FLOAT, conv[name].astype("int32"))) for name in ("first", "second")
-        )
+        conv = Numbers(CONVOLUTION, numbers)
+        s = conv.kept(
+            "h", "w", "oh", "ow", "top", "left", "in_channels", "out_channels", "channels",
+            "outputs", "residual", "activation",
+        )  # fmt: skip
+        first, second = as_float(conv["first"]), as_float(conv["second"])
         high = let(ceil_div(s["oh"], SIDE))
         panels = let(ceil_div(s["outputs"], lanes))
         here = vector(0, lanes)
@@ -100,11 +89,10 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
                 for w, columns_of in enumerate(_WEIGHTS):
                     ih, iw = let(oh - s["top"] + h), let(ow - s["left"] + w)
                     inside = tirx.all(ih >= 0, ih < s["h"], iw >= 0, iw < s["w"])
-                    terms = [(4 * i + j, a * b) for i, a in rows_of for j, b in columns_of]
+                    terms = [(WIDE * i + j, a * b) for i, a in rows_of for j, b in columns_of]
                     with when(inside), loop(s["channels"]) as c:
                         at = ((image * s["h"] + ih) * s["w"] + iw) * s["in_channels"]
-                        value = x[at + group * s["channels"] + c]
-                        value = value if dtype == FLOAT else tirx.Cast(FLOAT, value)
+                        value = x.floats(at + group * s["channels"] + c)
 
                         def term(e: int, c: Expr = c) -> Expr:
                             step = (e * s["channels"] + c) * lanes

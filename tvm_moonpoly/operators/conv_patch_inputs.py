@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 
 from tvm_moonpoly.emit import (
@@ -22,11 +20,9 @@ from tvm_moonpoly.emit import (
     loop,
     vector,
 )
-from tvm_moonpoly.planner.conv import SIDE
-from tvm_moonpoly.planner.native_conv import Numbers
-
-#: Inputs along each side of a patch.
-_WIDE = 4
+from tvm_moonpoly.numbers import Numbers
+from tvm_moonpoly.planner.conv import SIDE, WIDE
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 
 def emit_transform(functions: Functions, lanes: int) -> None:
@@ -44,18 +40,14 @@ def emit_transform(functions: Functions, lanes: int) -> None:
             return [cell(each, FLOAT, width) for each in pairs]
 
         def transform(at: Expr, width: int) -> None:
-            def place(i: Expr) -> Expr:
-                return vector(i, width) if width > 1 else i
-
             columns = []
-            for j in range(_WIDE):
-                given = [
-                    cell(x[place(i * row + j * column + at)], FLOAT, width) for i in range(_WIDE)
-                ]
+            for j in range(WIDE):
+                places = [vector(i * row + j * column + at, width) for i in range(WIDE)]
+                given = [cell(x[place], FLOAT, width) for place in places]
                 columns.append(combined(given, width))
-            for i in range(_WIDE):
+            for i in range(WIDE):
                 for j, value in enumerate(combined([each[i] for each in columns], width)):
-                    v[place((i * _WIDE + j) * step + at)] = value
+                    v[vector((i * WIDE + j) * step + at, width)] = value
 
         whole = let(div(channels, lanes))
         with loop(whole) as c:
@@ -99,21 +91,15 @@ def _emit_load(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
         whole = let(div(channels, lanes))
         done = let(whole * lanes)
 
-        def converted(value: Expr, width: int) -> Expr:
-            if dtype == FLOAT:
-                return value
-            return tirx.Cast(f"{FLOAT}x{width}" if width > 1 else FLOAT, value)
-
-        with loop(_WIDE) as i, loop(_WIDE) as j:
-            to = let((i * _WIDE + j) * channels)
+        with loop(WIDE) as i, loop(WIDE) as j:
+            to = let((i * WIDE + j) * channels)
             at = let((top + i) * row + (left + j) * column)
 
             def copy(to: Expr = to, at: Expr = at) -> None:
                 with loop(whole) as c:
-                    part = vector(at + c * lanes, lanes)
-                    q[vector(to + c * lanes, lanes)] = converted(x[part], lanes)
+                    q[vector(to + c * lanes, lanes)] = x.floats(at + c * lanes, lanes)
                 with loop(channels - done) as c:
-                    q[to + done + c] = converted(x[at + done + c], 1)
+                    q[to + done + c] = x.floats(at + done + c)
 
             def zeros(to: Expr = to) -> None:
                 with loop(channels) as c:
@@ -150,10 +136,8 @@ def _emit_inputs(functions: Functions, kind: str, dtype: str) -> None:
         rows: Expr,
         width: Expr,
     ) -> None:
-        s: dict[str, Any] = {
-            name: let(Numbers(numbers)[name])
-            for name in ("h", "w", "oh", "in_channels", "channels", "top", "left")
-        }
+        conv = Numbers(CONVOLUTION, numbers)
+        s = conv.kept("h", "w", "oh", "in_channels", "channels", "top", "left")
         channels, column = s["channels"], s["in_channels"]
         step = let(rows * width * channels)
         in_row = let(s["w"] * column)
@@ -162,7 +146,7 @@ def _emit_inputs(functions: Functions, kind: str, dtype: str) -> None:
             image = let(div(row + r, high))
             top = let((row + r - image * high) * SIDE - s["top"])
             start = let(image * s["h"] * in_row + channel)
-            inside_rows = tirx.all(top >= 0, top + _WIDE <= s["h"])
+            inside_rows = tirx.all(top >= 0, top + WIDE <= s["h"])
             with loop(width) as t:
                 left = let((pixel + t) * SIDE - s["left"])
                 to = let((r * width + t) * channels)
@@ -176,7 +160,7 @@ def _emit_inputs(functions: Functions, kind: str, dtype: str) -> None:
                 def copied(to: Expr = to) -> None:
                     loaded()
                     functions["moonpoly_conv_patch"](
-                        patch.at(0), v.at(to), _WIDE * channels, channels, step, channels
+                        patch.at(0), v.at(to), WIDE * channels, channels, step, channels
                     )
 
                 def in_place(
@@ -188,7 +172,7 @@ def _emit_inputs(functions: Functions, kind: str, dtype: str) -> None:
                     )
 
                 if dtype == FLOAT:
-                    inside = tirx.all(inside_rows, left >= 0, left + _WIDE <= s["w"])
+                    inside = tirx.all(inside_rows, left >= 0, left + WIDE <= s["w"])
                     branch(inside, in_place, copied)
                 else:
                     copied()

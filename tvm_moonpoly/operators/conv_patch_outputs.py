@@ -28,14 +28,12 @@ from tvm_moonpoly.emit import (
     vector,
     when,
 )
+from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
-from tvm_moonpoly.planner.conv import SIDE
-from tvm_moonpoly.planner.native_conv import Numbers
-
-#: Inputs along each side of a patch.
-_WIDE = 4
+from tvm_moonpoly.planner.conv import SIDE, WIDE
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 
 def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
@@ -81,13 +79,9 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
         real: Expr,
         found: Pointer,
     ) -> None:
-        conv = Numbers(numbers)
-        s: dict[str, Any] = {
-            name: let(conv[name]) for name in ("oh", "ow", "out_channels", "residual", "activation")
-        }
-        first, second = (
-            let(tirx.reinterpret(FLOAT, conv[name].astype("int32"))) for name in ("first", "second")
-        )
+        conv = Numbers(CONVOLUTION, numbers)
+        s = conv.kept("oh", "ow", "out_channels", "residual", "activation")
+        first, second = as_float(conv["first"]), as_float(conv["second"])
         relu = s["activation"] == int(ConvActivation.RELU)
         lo = let(tirx.Select(relu, tirx.const(0.0, FLOAT), MINUS_INFINITY))
         step = let(rows * width * columns)
@@ -107,8 +101,8 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
                 return [cell(each, FLOAT, lanes) for each in pair]
 
             by_columns = []
-            for j in range(_WIDE):
-                given = [m[vector((i * _WIDE + j) * step + at, lanes)] for i in range(_WIDE)]
+            for j in range(WIDE):
+                given = [m[vector((i * WIDE + j) * step + at, lanes)] for i in range(WIDE)]
                 by_columns.append(combined([cell(each, FLOAT, lanes) for each in given]))
             added = cell(bias[vector(column, lanes)], FLOAT, lanes)
             found = []
@@ -221,15 +215,14 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
                     body(own + c, at + c)
 
         def add(own: Expr, at: Expr) -> None:
-            value = residual[at]
-            tile[own] = tile[own] + (value if dtype == FLOAT else tirx.Cast(FLOAT, value))
+            tile[own] = tile[own] + residual.floats(at)
 
         def relu(own: Expr, at: Expr) -> None:
             zero = tirx.const(0.0, FLOAT)
             tile[own] = tirx.Select(tile[own] < zero, zero, tile[own])
 
         def store(own: Expr, at: Expr) -> None:
-            out[at] = tile[own] if dtype == FLOAT else tirx.Cast(dtype, tile[own])
+            out.put_floats(at, tile[own])
 
         with when(given["has"] > 0):
             inside(add)

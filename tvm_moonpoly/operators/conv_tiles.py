@@ -30,11 +30,11 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, Record
+from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import rows_name, zeros_row
-from tvm_moonpoly.planner.native_conv import Numbers
 
 TILES = "moonpoly_conv_tiles"
 
@@ -64,7 +64,6 @@ BLOCK = (
     "first",
     "second",
 )
-BLOCK_NAMES = {name: i for i, name in enumerate(BLOCK)}
 
 
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
@@ -74,11 +73,8 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
 
     @functions.separate(TILES, numbers=INTS, a=FLOATS, b=FLOATS, x=FLOATS, z=FLOATS, c=FLOATS)
     def _(numbers: Pointer, a: Pointer, b: Pointer, x: Pointer, z: Pointer, c: Pointer) -> None:
-        given = Numbers(numbers, BLOCK_NAMES)
-        t = {name: let(given[name]) for name in BLOCK}
-        first, second = (
-            let(tirx.reinterpret(FLOAT, t[name].astype("int32"))) for name in ("first", "second")
-        )
+        t = Numbers(BLOCK, numbers).kept()
+        first, second = as_float(t["first"]), as_float(t["second"])
         zeros = zeros_row(lanes)
         depth, width = t["depth"], t["width"]
         k_blocks = let(maximum(ceil_div(depth, select(t["kc"] == 0, depth, t["kc"])), 1))
@@ -103,12 +99,28 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
             ldx = let(select(later_block, t["ldc"], t["ldx"]))
             z_step = let(select(later_block, 0, 1))
 
-            def activate(column: Expr, row: Expr, columns: Expr) -> None:
+            def activate(panel: Expr, row: Expr, columns: Expr) -> None:
                 with when(active > 0):
-                    functions[ACTIVATE_BOUNDED](
-                        c.at(row * t["c_row"] + column), t["ldc"], width, columns, active, first,
-                        second,
-                    )  # fmt: skip
+                    at = c.at(row * t["c_row"] + panel * lanes)
+                    functions[ACTIVATE_BOUNDED](at, t["ldc"], width, columns, active, first, second)
+
+            def tiles(panel: Expr, row: Expr) -> list[Expr]:
+                """`TILE` of an output row, from the panel on."""
+                column = let(panel * lanes)
+                return [
+                    a.at(row * t["a_row"] + k0),
+                    t["lda"],
+                    b.at((panel * depth + k0) * lanes),
+                    depth * lanes,
+                    as_int(lanes),
+                    added.at(column * x_step + row * x_row),
+                    ldx,
+                    bias.at(column * z_step),
+                    c.at(column + row * t["c_row"]),
+                    t["ldc"],
+                    steps,
+                    lo,
+                ]
 
             # the main region, then the tail region
             with loop(2) as region:
@@ -123,45 +135,13 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
                     ahead = let(select(size > machine.l2_bytes // 2, nv * depth * lanes, 0))
                     with loop(count) as g, loop(t["rows"]) as row:
                         panel = let(start + g * nv)
-                        column = let(panel * lanes)
                         functions[rows_name(nv, Form.PLAIN)](
-                            a.at(row * t["a_row"] + k0),
-                            t["lda"],
-                            b.at((panel * depth + k0) * lanes),
-                            depth * lanes,
-                            as_int(lanes),
-                            added.at(column * x_step + row * x_row),
-                            ldx,
-                            bias.at(column * z_step),
-                            c.at(column + row * t["c_row"]),
-                            t["ldc"],
-                            steps,
-                            lo,
-                            width,
-                            mr,
-                            select(row == 0, ahead, 0),
+                            *tiles(panel, row), width, mr, select(row == 0, ahead, 0)
                         )
-                        activate(column, row, as_int(nv * lanes))
+                        activate(panel, row, as_int(nv * lanes))
 
                 with when(count > 0):
                     switch(nv, widths, groups)
             with when(t["columns"] > 0), loop(t["rows"]) as row:
-                column = let(t["panels"] * lanes)
-                functions["moonpoly_edge"](
-                    a.at(row * t["a_row"] + k0),
-                    t["lda"],
-                    b.at((t["panels"] * depth + k0) * lanes),
-                    0,
-                    lanes,
-                    added.at(column * x_step + row * x_row),
-                    ldx,
-                    bias.at(column * z_step),
-                    c.at(column + row * t["c_row"]),
-                    t["ldc"],
-                    steps,
-                    lo,
-                    width,
-                    t["columns"],
-                    0,
-                )
-                activate(column, row, t["columns"])
+                functions["moonpoly_edge"](*tiles(t["panels"], row), width, t["columns"], 0)
+                activate(t["panels"], row, t["columns"])

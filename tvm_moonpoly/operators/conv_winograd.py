@@ -10,7 +10,6 @@ they are near.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import tirx
 
@@ -34,11 +33,13 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, Record
+from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.operators import conv_exact, conv_patch_inputs, conv_patch_outputs
+from tvm_moonpoly.operators.conv_arguments import operands
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import rows_name, zeros_row
 from tvm_moonpoly.planner.conv import PATCH, SIDE
-from tvm_moonpoly.planner.native_conv import Numbers
+from tvm_moonpoly.planner.native_conv import CONVOLUTION
 
 
 def patches_name(kind: str) -> str:
@@ -49,8 +50,9 @@ def patches_name(kind: str) -> str:
 def emit(
     functions: Functions, kind: str, dtype: str, records: Sequence[Record], machine: Machine
 ) -> None:
-    """Define ``moonpoly_conv_patches(numbers, x, weight, bias, residual, out, space, index)``: one
-    block of one group, or a part of its columns; after `conv_patch_inputs.emit_transform`."""
+    """Define ``moonpoly_conv_patches(numbers, x, weight, bias, residual, out, space, group, block,
+    part)``: one block of one group, or a part of its columns; after
+    `conv_patch_inputs.emit_transform`."""
     conv_patch_inputs.emit(functions, kind, dtype, machine.lanes)
     conv_patch_outputs.emit(functions, kind, dtype, machine.lanes)
     conv_exact.emit(functions, kind, dtype, machine.lanes)
@@ -67,13 +69,11 @@ def _emit_block(
     @functions.separate(
         patches_name(kind),
         numbers=INTS,
-        x=f"{dtype}*",
-        weight=FLOATS,
-        bias=FLOATS,
-        residual=f"{dtype}*",
-        out=f"{dtype}*",
+        **operands(dtype),
         space=FLOATS,
-        index=INT,
+        group=INT,
+        block=INT,
+        part=INT,
     )
     def _(
         numbers: Pointer,
@@ -83,20 +83,15 @@ def _emit_block(
         residual: Pointer,
         out: Pointer,
         space: Pointer,
-        index: Expr,
+        group: Expr,
+        block: Expr,
+        part: Expr,
     ) -> None:
-        conv = Numbers(numbers)
-        s: dict[str, Any] = {
-            name: let(conv[name])
-            for name in (
-                "splits_n", "blocks", "segments", "rows", "width", "n", "oh", "ow", "channels",
-                "outputs", "panels", "columns", "nv", "mr", "tail_nv", "tail_mr",
-            )
-        }  # fmt: skip
-        whole = let(div(index, s["splits_n"]))
-        part = let(index - whole * s["splits_n"])
-        group = let(div(whole, s["blocks"]))
-        block = let(whole - group * s["blocks"])
+        conv = Numbers(CONVOLUTION, numbers)
+        s = conv.kept(
+            "splits_n", "segments", "rows", "width", "n", "oh", "ow", "channels",
+            "outputs", "panels", "columns", "nv", "mr", "tail_nv", "tail_mr",
+        )  # fmt: skip
         row_block = let(div(block, s["segments"]))
         row = let(row_block * s["rows"])
         pixel = let((block - row_block * s["segments"]) * s["width"])

@@ -25,15 +25,16 @@ from tvm_moonpoly.emit import (
     ceil_div,
     cell,
     div,
+    let,
     maximum,
     minimum,
-    scratch,
     select,
     when,
-    workspace,
 )
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.operators import depthwise_loops, depthwise_sizes, depthwise_tiles, dltensor
+from tvm_moonpoly.numbers import Numbers
+from tvm_moonpoly.operators import depthwise_loops, depthwise_sizes, depthwise_tiles
+from tvm_moonpoly.operators.conv_arguments import addresses
 from tvm_moonpoly.operators.conv_constants import (
     DEPTHWISE,
     DEPTHWISE_F16,
@@ -41,9 +42,9 @@ from tvm_moonpoly.operators.conv_constants import (
     DEPTHWISE_RESIDUAL_F16,
 )
 from tvm_moonpoly.operators.depthwise_loops import chunk_name
-from tvm_moonpoly.operators.depthwise_sizes import SIZES, Numbers, check_name
+from tvm_moonpoly.operators.depthwise_sizes import SIZES, check_name
 from tvm_moonpoly.operators.depthwise_tiles import TAPS, Taps
-from tvm_moonpoly.operators.sharing import Each, run_chunks
+from tvm_moonpoly.operators.sharing import Each, run_chunks, with_space
 from tvm_moonpoly.planner.plan import largest
 
 #: Multiplications that are worth a worker of their own.
@@ -86,29 +87,21 @@ def _emit(functions: Functions, name: str, dtype: str, adds: bool) -> None:
         order = ("x", "weight", "bias", "residual", "spec", "out")
         functions[check_name(dtype)](*(given[n] for n in order), int(adds), s.memory.at(0))
         functions[_BLOCKS](s.memory.at(0), int(dtype == FLOAT))
-        pointers = {n: _data(given[n], FLOAT if n in ("weight", "bias") else dtype) for n in order}
+        tensors, size = addresses(given, dtype), let(s["copy"])
 
-        def work(each: Each, space: Pointer) -> None:
-            def chunk(index: Expr) -> None:
-                tensors = (pointers[n].at(0) for n in ("x", "weight", "bias", "residual", "out"))
-                functions[chunk_name(dtype)](*tensors, s.memory.at(0), space.at(0), index)
+        def work(each: Each) -> None:
+            def chunks(space: Pointer) -> None:
+                each(
+                    lambda index: functions[chunk_name(dtype)](
+                        *tensors, s.memory.at(0), space.at(0), index
+                    )
+                )
 
-            each(chunk)
-
-        def run(copies: bool) -> None:
-            chunks = cell(s["n"] * s["row_blocks"] * s["blocks"])
-            run_chunks(
-                cell(s["workers"]),
-                chunks,
-                lambda each: work(each, workspace(cell(s["copy"])) if copies else scratch(1)),
-            )
+            with_space(size, chunks)
 
         with when(s["workers"] > 0):
-            branch(s["copy"] > 0, lambda: run(True), lambda: run(False))
-
-
-def _data(handle: Expr, dtype: str) -> Pointer:
-    return Pointer.to(dltensor.address(handle, dltensor.DATA, dtype), dtype)
+            count = let(s["n"] * s["row_blocks"] * s["blocks"])
+            run_chunks(let(s["workers"]), count, work)
 
 
 def _emit_blocks(functions: Functions, machine: Machine) -> None:

@@ -37,7 +37,9 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.operators.depthwise_sizes import SIZES, Numbers
+from tvm_moonpoly.numbers import Numbers, as_float
+from tvm_moonpoly.operators.conv_arguments import operands
+from tvm_moonpoly.operators.depthwise_sizes import SIZES
 from tvm_moonpoly.operators.depthwise_tiles import (
     ANY_COLUMNS,
     GEOMETRY,
@@ -165,8 +167,7 @@ def _is_known(geometry: dict[str, Expr], taps: Taps, columns: Expr) -> Expr:
 def _emit_rows(functions: Functions, dtype: str, machine: Machine) -> None:
     @functions.separate(_rows_name(dtype), **_rows_parameters(dtype))
     def _(**arguments: Any) -> None:
-        memory = Numbers(GEOMETRY, arguments["geometry"])
-        geometry = {name: cell(memory[name]) for name in GEOMETRY}
+        geometry = Numbers(GEOMETRY, arguments["geometry"]).kept()
         given, columns = _given(arguments), arguments["columns"]
 
         def any_taps() -> None:
@@ -230,10 +231,8 @@ def _emit_chunk(functions: Functions, dtype: str) -> None:
 
     ``space`` is for the copy of its inputs, where `SIZES` say that there is one.
     """
-    values = f"{dtype}*"
-    tensors = {"x": values, "weight": FLOATS, "bias": FLOATS, "residual": values, "out": values}
 
-    @functions.separate(chunk_name(dtype), **tensors, sizes=INTS, space=FLOATS, index=INT)
+    @functions.separate(chunk_name(dtype), **operands(dtype), sizes=INTS, space=FLOATS, index=INT)
     def _(sizes: Pointer, space: Pointer, index: Expr, **pointers: Pointer) -> None:
         s, geometry = Numbers(SIZES, sizes), Numbers(GEOMETRY)
         of_image = cell(s["row_blocks"] * s["blocks"])
@@ -274,8 +273,8 @@ def _emit_chunk(functions: Functions, dtype: str) -> None:
                 pointers["residual"].at(out),
                 pointers["out"].at(out),
                 geometry.memory.at(0),
-                _number(s["first"]),
-                _number(s["second"]),
+                as_float(s["first"]),
+                as_float(s["second"]),
                 columns,
             )
 
@@ -320,7 +319,3 @@ def _copy(
             "origin": origin,
         }
     )
-
-
-def _number(bits: Expr) -> Expr:
-    return tirx.reinterpret(FLOAT, tirx.Cast("int32", bits))

@@ -16,10 +16,10 @@ from tvm_moonpoly.emit import (
     as_int,
     cell,
     div,
-    scratch,
     when,
 )
-from tvm_moonpoly.operators.conv_constants import FIELDS, MOST, ConvActivation
+from tvm_moonpoly.numbers import Numbers
+from tvm_moonpoly.operators.conv_constants import ATTRIBUTES, MOST, ConvActivation
 from tvm_moonpoly.operators.errors import require
 from tvm_moonpoly.operators.tensors import Tensor
 
@@ -29,28 +29,10 @@ from tvm_moonpoly.operators.tensors import Tensor
 #: chunk, columns that are copied at once, blocks of rows and of channels in each image.
 SIZES = (
     *("n", "h", "w", "c", "oh", "ow"),
-    *FIELDS,
+    *ATTRIBUTES,
     *("reach_h", "reach_w", "weight_row", "adds"),
     *("workers", "copy", "rows", "columns", "channels", "row_blocks", "blocks"),
 )
-
-
-class Numbers:
-    """Integers in memory, by name."""
-
-    def __init__(self, names: tuple[str, ...], memory: Pointer | None = None) -> None:
-        self.names = names
-        self.memory = scratch(len(names), INT) if memory is None else memory
-
-    def __getitem__(self, name: str) -> Expr:
-        return self.memory[self.names.index(name)]
-
-    def __setitem__(self, name: str, value: Expr) -> None:
-        self.memory[self.names.index(name)] = as_int(value)
-
-    def fill(self, values: dict[str, Expr]) -> None:
-        for name, value in values.items():
-            self[name] = value
 
 
 def check_name(dtype: str) -> str:
@@ -83,8 +65,8 @@ def emit(functions: Functions) -> None:
 def _read_spec(spec: Tensor, s: Numbers) -> None:
     spec.require_vector()
     size = spec.shape[0]
-    require(size == len(FIELDS), "spec", f"must have {len(FIELDS)} numbers, not #", size)
-    for i, name in enumerate(FIELDS):
+    require(size == len(ATTRIBUTES), "spec", f"must have {len(ATTRIBUTES)} numbers, not #", size)
+    for i, name in enumerate(ATTRIBUTES):
         s[name] = spec.data[i]
     for what, least, first, second in (
         ("kernel", 1, "kernel_h", "kernel_w"),

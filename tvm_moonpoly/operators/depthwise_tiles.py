@@ -23,7 +23,6 @@ from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
     FLOAT,
-    FLOATS,
     INT,
     INTS,
     Expr,
@@ -42,7 +41,9 @@ from tvm_moonpoly.emit import (
     vector,
     when,
 )
-from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED
+from tvm_moonpoly.numbers import Numbers
+from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED, between, hardswish
+from tvm_moonpoly.operators.conv_arguments import operands
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 
 
@@ -127,13 +128,8 @@ def parameters(dtype: str) -> dict[str, str]:
 
     All pointers are to the first channel of the block; the residual is laid out as the output.
     """
-    values = f"{dtype}*"
     return {
-        "x": values,
-        "weight": FLOATS,
-        "bias": FLOATS,
-        "residual": values,
-        "out": values,
+        **operands(dtype),
         "geometry": INTS,
         "first": FLOAT,
         "second": FLOAT,
@@ -167,25 +163,14 @@ def any_name(lanes: int, columns: int, dtype: str) -> str:
 class _Call:
     """The arguments of a micro-kernel, and the loops around its tiles."""
 
-    def __init__(self, lanes: int, columns: int, dtype: str, arguments: dict[str, Any]) -> None:
-        self.lanes, self.columns, self.dtype = lanes, columns, dtype
-        self.arguments = arguments
+    def __init__(self, lanes: int, columns: int, arguments: dict[str, Any]) -> None:
+        self.lanes, self.columns, self.arguments = lanes, columns, arguments
         self.x, self.out, self.residual = (arguments[n] for n in ("x", "out", "residual"))
         self.weight, self.bias = arguments["weight"], arguments["bias"]
-        self.sizes = {name: let(arguments["geometry"][i]) for i, name in enumerate(GEOMETRY)}
+        self.sizes = Numbers(GEOMETRY, arguments["geometry"]).kept()
 
     def at(self, index: Expr) -> Expr:
-        return index if self.lanes == 1 else vector(index, self.lanes)
-
-    def type_of(self, dtype: str) -> str:
-        return dtype if self.lanes == 1 else f"{dtype}x{self.lanes}"
-
-    def read(self, values: Pointer, index: Expr) -> Expr:
-        found = values[self.at(index)]
-        return found if self.dtype == FLOAT else tirx.Cast(self.type_of(FLOAT), found)
-
-    def spread(self, value: Expr) -> Expr:
-        return value if self.lanes == 1 else T.Broadcast(value, self.lanes)
+        return vector(index, self.lanes)
 
     def tiles(self, add: Callable[[list[Pointer], Expr, Expr, Expr, Expr, Expr], None]) -> None:
         """All tiles. ``add(sums, tile's first column, channel, x index of the first row of taps,
@@ -227,24 +212,18 @@ class _Call:
         places = [out + u * s["out_pixel"] for u in range(self.columns)]
         with when(s["adds"] != 0):
             for each, place in zip(sums, places, strict=True):
-                each[whole] = each[whole] + self.read(self.residual, place)
-        low, high = self.spread(arguments["first"]), self.spread(arguments["second"])
+                each[whole] = each[whole] + self.residual.floats(place, self.lanes)
+        given = arguments["first"], arguments["second"]
 
         def store(values: list[Expr]) -> None:
             for value, place in zip(values, places, strict=True):
-                value = value if self.dtype == FLOAT else tirx.Cast(self.type_of(self.dtype), value)
-                self.out[self.at(place)] = value
+                self.out.put_floats(place, value, self.lanes)
 
         def clipped() -> None:
-            store([self._clip(each[whole], low, high) for each in sums])
+            store([between(each[whole], *given, self.lanes) for each in sums])
 
         def gated() -> None:
-            sixth, half, zero, one = (
-                self.spread(tirx.const(value, FLOAT)) for value in (1 / 6, 0.5, 0.0, 1.0)
-            )
-            store(
-                [each[whole] * self._clip(each[whole] * sixth + half, zero, one) for each in sums]
-            )
+            store([hardswish(each[whole], self.lanes) for each in sums])
 
         def others() -> None:
             # long formulas: as a function, on a copy, so that the sums stay in registers
@@ -252,7 +231,6 @@ class _Call:
             for u, each in enumerate(sums):
                 copy[self.at(as_int(u * self.lanes))] = each[whole]
             size = self.columns * self.lanes
-            given = arguments["first"], arguments["second"]
             functions = Functions.current()
             functions[ACTIVATE_BOUNDED](copy.at(0), size, 1, size, s["activation"], *given)
             store([copy[self.at(as_int(u * self.lanes))] for u in range(self.columns)])
@@ -261,12 +239,6 @@ class _Call:
         clips = s["activation"] == int(ConvActivation.CLIP)
         branch(clips, clipped, lambda: branch(hard, gated, others))
 
-    def _clip(self, value: Expr, low: Expr, high: Expr) -> Expr:
-        """Between the bounds; a comparison with NaN is false, and NaN stays."""
-        value = cell(value, FLOAT, self.lanes)
-        value = cell(tirx.Select(value < low, low, value), FLOAT, self.lanes)
-        return tirx.Select(value > high, high, value)
-
 
 def _emit_known(functions: Functions, lanes: int, taps: Taps, columns: int, edge: bool) -> None:
     """Taps that are known: an input is read once for all outputs of the tile that it belongs to."""
@@ -274,7 +246,7 @@ def _emit_known(functions: Functions, lanes: int, taps: Taps, columns: int, edge
 
     @functions.separate(known_name(taps, columns, edge), **parameters(FLOAT))
     def _(**arguments: Any) -> None:
-        call = _Call(lanes, columns, FLOAT, arguments)
+        call = _Call(lanes, columns, arguments)
         s, whole = call.sizes, vector(0, lanes)
         if edge:
             places, masks = scratch(inputs, INT), scratch(inputs, "int32")
@@ -323,7 +295,7 @@ def _emit_any(functions: Functions, lanes: int, columns: int, dtype: str) -> Non
 
     @functions.separate(any_name(lanes, columns, dtype), **parameters(dtype))
     def _(**arguments: Any) -> None:
-        call = _Call(lanes, columns, dtype, arguments)
+        call = _Call(lanes, columns, arguments)
         s = call.sizes
 
         def add(
@@ -344,6 +316,6 @@ def _emit_any(functions: Functions, lanes: int, columns: int, dtype: str) -> Non
                     factor = let(call.weight[call.at(of_row + tap * s["weight_row"])])
                     for u, each in enumerate(sums):
                         whole = call.at(as_int(0))
-                        each[whole] = each[whole] + call.read(call.x, at + u * step) * factor
+                        each[whole] = each[whole] + call.x.floats(at + u * step, lanes) * factor
 
         call.tiles(add)

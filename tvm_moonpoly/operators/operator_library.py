@@ -218,8 +218,7 @@ def cache_key(target: Target, machine: Machine, table: CostTable) -> str:
         "sources": sources_digest(),
         "kernels": table.to_entries(),
     }
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return cache.key_of(parts)
 
 
 def runs_here(machine: Machine) -> bool:

@@ -31,6 +31,7 @@ from tvm_moonpoly.emit import (
     scratch,
     select,
     vector,
+    vector_type,
     when,
 )
 from tvm_moonpoly.machine import Machine
@@ -254,18 +255,14 @@ class _Loops:
     def _read(self, operand: Pointer, at: Expr) -> Expr:
         value = operand[at]
         lanes = at.lanes.value if isinstance(at, tirx.Ramp) else 1
-        return tirx.Cast(_vector_type(self.kind.out, lanes), value)
+        return tirx.Cast(vector_type(self.kind.out, lanes), value)
 
     def _plus_product(self, total: Expr, x: Expr, y: Expr, lanes: int) -> Expr:
         if not self.kind.wraps:
             return total + x * y
         return T.call_extern(
-            _vector_type(self.kind.out, lanes), _helper(self.kind, lanes), total, x, y
+            vector_type(self.kind.out, lanes), _helper(self.kind, lanes), total, x, y
         )
-
-
-def _vector_type(dtype: str, lanes: int) -> str:
-    return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
 def _helper(kind: Kind, lanes: int) -> str:

@@ -9,7 +9,7 @@ the call. What a chunk computes does not depend on who takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import tirx
@@ -123,22 +123,34 @@ def _cut(
     row = row_of(i)
     found["row"][0] = row
     found["rows"][0] = row_of(i + 1) - row
-    groups = let(div(panels - fields["tail_nv"], fields["nv"]))
+    for name, value in columns_of(j, fields, panels, found["columns"][0]).items():
+        found[name][0] = value
+
+
+def columns_of(
+    part: Expr, fields: Mapping[str, Expr], panels: Expr, columns: Expr
+) -> dict[str, Expr]:
+    """What one of ``splits_n`` parts takes of ``panels`` whole panels and ``columns`` lanes of a
+    partial one: whole groups of panels, the last part also the tail region and the partial panel.
+    """
+    nv, tail_nv = fields["nv"], fields["tail_nv"]
+    groups = let(div(panels - tail_nv, nv))
     # the tail region is one group more
-    regions = let(groups + select(fields["tail_nv"] > 0, 1, 0))
+    regions = let(groups + select(tail_nv > 0, 1, 0))
 
     def group_of(part: Expr) -> Expr:
         # rounded up, so that the last part, with the partial panel, is no larger than others
         return let(minimum(ceil_div(part * regions, fields["splits_n"]), groups))
 
-    first = group_of(j)
-    last = let(j == fields["splits_n"] - 1)
-    tail = let(select(last, fields["tail_nv"], 0))
-    found["tail_nv"][0] = tail
-    found["panel"][0] = first * fields["nv"]
-    found["panels"][0] = (group_of(j + 1) - first) * fields["nv"] + tail
-    with when(tirx.Not(last)):
-        found["columns"][0] = as_int(0)
+    first = group_of(part)
+    last = let(part == fields["splits_n"] - 1)
+    tail = let(select(last, tail_nv, 0))
+    return {
+        "panel": let(first * nv),
+        "panels": let((group_of(part + 1) - first) * nv + tail),
+        "columns": let(select(last, columns, 0)),
+        "tail_nv": tail,
+    }
 
 
 _BLOCKS = ("kc", "mc", "nc")
@@ -193,6 +205,11 @@ def run_items(
         branch(size > 0, with_workspace, without)
 
     run_chunks(let(fields["workers"]), items, work)
+
+
+def with_space(size: Expr, body: Callable[[Pointer], None]) -> None:
+    """``body(space)``: ``size`` floats from tvm's pool of workspaces; none are taken for 0."""
+    branch(size > 0, lambda: body(workspace(size)), lambda: body(scratch(1)))
 
 
 def run_chunks(workers: Expr, chunks: Expr, work: Callable[[Each], None]) -> None:

@@ -73,13 +73,41 @@ class Tensor:
         """Whether the tensor says its strides; without them it is compact."""
         return tirx.Not(tirx.isnullptr(self._strides))
 
-    def size_of_leading(self) -> Expr:
-        """The product of all dimensions but the last."""
+    def size_of(self, first: Expr, end: Expr) -> Expr:
+        """The product of the dimensions from ``first`` to before ``end``."""
         size = scratch(1, INT)
         size[0] = as_int(1)
-        with loop(self.ndim - 1) as i:
-            size[0] = size[0] * self.shape[i]
+        with loop(end - first) as i:
+            size[0] = size[0] * self.shape[first + i]
         return let(size[0])
+
+    def size_of_leading(self) -> Expr:
+        """The product of all dimensions but the last."""
+        return self.size_of(as_int(0), self.ndim - 1)
+
+    def spacing(self, first: Expr, end: Expr, default: Expr, what: str) -> Expr:
+        """Elements between neighbours along the dimensions from ``first`` to before ``end``, taken
+        as one; ``default`` where there is one neighbour at most, or nothing at all.
+
+        Of a tensor that says its strides. Raises at run time, naming ``what`` there is, unless the
+        neighbours are evenly spaced.
+        """
+        stride, count = scratch(1, INT), scratch(1, INT)
+        stride[0], count[0] = default, as_int(1)
+        with loop(end - first) as i:
+            dim = let(end - 1 - i)
+            with when(self.shape[dim] > 1):
+                branch(
+                    count[0] == 1,
+                    lambda: stride.__setitem__(0, self.strides[dim]),
+                    lambda: require(
+                        self.strides[dim] == stride[0] * count[0],
+                        self.name,
+                        f"{what} must be evenly spaced in memory",
+                    ),
+                )
+                count[0] = count[0] * self.shape[dim]
+        return stride[0]
 
     def row_stride(self, row: Expr, count: Expr | None = None) -> Expr:
         """Floats from one row to the next, when the tensor is seen as rows of ``row`` elements.
@@ -89,25 +117,12 @@ class Tensor:
         Raises at run time unless the rows are evenly spaced with adjacent elements. Strides that
         no element depends on (of dimensions of size 1, of an empty tensor) may be anything.
         """
-        stride, rows = scratch(1, INT), scratch(1, INT)
-        stride[0], rows[0] = row, as_int(1)
-        last = self.ndim - 1
+        stride = scratch(1, INT)
+        stride[0] = row
         count = self.size_of_leading() if count is None else count
         with when(tirx.all(self.has_strides, count * row > 0)):
             self._require_adjacent()
-            with loop(last) as i:
-                dim = let(last - 1 - i)
-                with when(self.shape[dim] > 1):
-                    branch(
-                        rows[0] == 1,
-                        lambda: stride.__setitem__(0, self.strides[dim]),
-                        lambda: require(
-                            self.strides[dim] == stride[0] * rows[0],
-                            self.name,
-                            "rows must be evenly spaced in memory",
-                        ),
-                    )
-                    rows[0] = rows[0] * self.shape[dim]
+            stride[0] = self.spacing(as_int(0), self.ndim - 1, row, "rows")
         return let(stride[0])
 
     def require_vector(self) -> None:

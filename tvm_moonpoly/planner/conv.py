@@ -53,8 +53,8 @@ BOUNDED_KERNEL, BOUNDED_BYTES, BAND_PART = 4, 1 << 20, 4
 #: Vectors of a band cost so many times what a vector added to one in the caches does.
 MOVED = 2
 
-#: Products of a patch, and outputs along each side that they give.
-PATCH, SIDE = 16, 2
+#: Of a patch: inputs along each side, products, and outputs along each side that they give.
+WIDE, PATCH, SIDE = 4, 16, 2
 
 #: Where transformed weights do not stay in the second-level cache, bands may be so many times its
 #: size: then they are read again less often.
@@ -146,13 +146,12 @@ def forms(conv: Convolution) -> list[Form]:
 
 def plan(conv: Convolution, machine: Machine, table: CostTable) -> ConvPlan:
     """The cheapest plan, shared out over the machine's cores. No size may be 0."""
-    found = None
-    for form in forms(conv):
-        choice = of_form(conv, form, machine, table)
-        if found is None or choice.picoseconds < found.picoseconds:
-            found = choice
-    assert found is not None
-    return found
+    return min(candidates(conv, machine, table), key=lambda choice: choice.picoseconds)
+
+
+def candidates(conv: Convolution, machine: Machine, table: CostTable) -> list[ConvPlan]:
+    """The cheapest plans of all forms that are weighed."""
+    return [of_form(conv, form, machine, table) for form in forms(conv)]
 
 
 def columns_of(conv: Convolution, width: int) -> int:

@@ -1,11 +1,9 @@
 """The planner of convolutions as a native function: the twin of `conv`.
 
-What a convolution is and how it is planned lie in one vector of int64, see `Numbers`.
+What a convolution is and how it is planned lie in one vector of int64, see `CONVOLUTION`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from tvm import tirx
 
@@ -29,6 +27,7 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form as KernelForm
+from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.planner import native_groups
 from tvm_moonpoly.planner.conv import (
     BAND_PART,
@@ -90,40 +89,8 @@ SIZES = (
     "half",
 )
 
-_NAMES = {name: i for i, name in enumerate((*ATTRIBUTES, *SIZES, *PLAN_FIELDS))}
-
-
-class Numbers(Mapping[str, Expr]):
-    """Named int64 in memory."""
-
-    def __init__(self, memory: Pointer, names: Mapping[str, int] = _NAMES) -> None:
-        self.memory, self._names = memory, names
-
-    @classmethod
-    def new(cls) -> Numbers:
-        """Of a convolution, on the stack."""
-        return cls(scratch(len(_NAMES), INT))
-
-    @staticmethod
-    def names() -> Mapping[str, int]:
-        """Where each number of a convolution is."""
-        return _NAMES
-
-    def __getitem__(self, name: str) -> Expr:
-        return self.memory[self._names[name]]
-
-    def __setitem__(self, name: str, value: Expr) -> None:
-        self.memory[self._names[name]] = as_int(value)
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def kept(self, *names: str) -> dict[str, Expr]:
-        """Some of them, read once."""
-        return {name: cell(self[name]) for name in names}
+#: All that is known of a convolution while it is planned and computed, as `Numbers`.
+CONVOLUTION = (*ATTRIBUTES, *SIZES, *PLAN_FIELDS)
 
 
 def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
@@ -136,8 +103,8 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
 
     @functions.compact(PLAN_CONV, numbers=INTS)
     def _(numbers: Pointer) -> None:
-        conv = Numbers(numbers)
-        costs = native_groups.bind_costs(layout, "moonpoly_conv_costs")
+        conv = Numbers(CONVOLUTION, numbers)
+        costs = native_groups.bind_costs(layout)
         s = conv.kept(
             "half", "top", "left", "bottom", "right", "kernel_h", "kernel_w", "groups",
             "dilation_w", "stride_h", "stride_w", "ow",
@@ -169,7 +136,7 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
 
     @functions.compact(_OF_FORM, numbers=INTS, costs=native_groups.COSTS, form=INT)
     def _(numbers: Pointer, costs: Pointer, form: Expr) -> None:
-        conv = Numbers(numbers)
+        conv = Numbers(CONVOLUTION, numbers)
         s = conv.kept(
             "n", "oh", "ow", "channels", "outputs", "groups", "kernel_h", "kernel_w", "stride_w",
             "depth", "half",
@@ -298,17 +265,17 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
             band[0] = select(band[0] > 0, band[0] + SLACK, 0)
             of_patches = final * patch + PATCH * s["channels"] + SLACK
             band[0] = select(patches > 0, of_patches, band[0])
-            values = {
-                "form": form,
-                "rows": rows[0],
-                "width": width[0],
-                "segments": segments[0],
-                "blocks": blocks[0],
-                "splits_n": splits[0],
-                "workers": taken[0],
-                "band": band[0],
-                "picoseconds": cost,
-                **{name: plan[name] for name in ("nv", "mr", "tail_nv", "tail_mr", "kc")},
-            }
-            for name in PLAN_FIELDS:
-                conv[name] = values[name]
+            conv.fill(
+                {
+                    "form": form,
+                    "rows": rows[0],
+                    "width": width[0],
+                    "segments": segments[0],
+                    "blocks": blocks[0],
+                    "splits_n": splits[0],
+                    "workers": taken[0],
+                    "band": band[0],
+                    "picoseconds": cost,
+                    **{name: plan[name] for name in ("nv", "mr", "tail_nv", "tail_mr", "kc")},
+                }
+            )

@@ -83,10 +83,9 @@ class Layout:
         ]
 
 
-def bind_costs(layout: Layout, symbol: str = _SYMBOL) -> Pointer:
-    """A view of the costs, which become part of the module that is being written; only once under
-    each name."""
-    return constant_array(symbol, layout.numbers, 32)
+def bind_costs(layout: Layout) -> Pointer:
+    """A view of the costs, which become part of the module that is being written."""
+    return constant_array(_SYMBOL, layout.numbers, 32)
 
 
 def with_blocks_name(form: Form) -> str:

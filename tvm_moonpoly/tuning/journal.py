@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tvm_moonpoly.logs import encode
+from tvm_moonpoly.logs import encode, folders
 from tvm_moonpoly.logs.lines import MAX_LINE, decode
 
 VERSION = 1
@@ -206,6 +206,12 @@ class Journal:
         _log.warning("%s: cannot be written (%s): this run cannot be resumed", self.path, error)
         with contextlib.suppress(OSError):
             self.close()
+
+
+def own_path(name: str) -> Path:
+    """Where the journal of a machine of this ``name`` lies by default: beside the folder of the
+    user's tuning logs."""
+    return folders()[0].parent / "tuning" / f"{name}.journal.jsonl"
 
 
 def origin_of(path: Path) -> dict[str, Any]:

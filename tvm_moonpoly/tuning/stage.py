@@ -29,7 +29,7 @@ from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.tuning import findings, options
 from tvm_moonpoly.tuning.conclusion import Files, conclude
 from tvm_moonpoly.tuning.findings import Found
-from tvm_moonpoly.tuning.journal import Busy, Journal, origin_of
+from tvm_moonpoly.tuning.journal import Busy, Journal, origin_of, own_path
 from tvm_moonpoly.tuning.learning import learn
 from tvm_moonpoly.tuning.learning.learn import Learned
 from tvm_moonpoly.tuning.measuring.fleet import Fleet, FleetError
@@ -79,10 +79,8 @@ def _failed(error: Exception) -> int:
 
 
 def journal_path(machine: Machine, rpc: bool = False) -> Path:
-    """Where the journal lies by default: beside the folder of the user's tuning logs. What was
-    measured by ``rpc`` has one of its own."""
-    name = logs.of_machine(machine).parent.name + (".rpc" if rpc else "")
-    return logs.folders()[0].parent / "tuning" / f"{name}.journal.jsonl"
+    """Where the journal lies by default. What was measured by ``rpc`` has one of its own."""
+    return own_path(logs.of_machine(machine).parent.name + (".rpc" if rpc else ""))
 
 
 def forms(machine: Machine, tiles: Sequence[tuple[int, int]] | None = None) -> list[Record]:

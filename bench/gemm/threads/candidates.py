@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from threadpoolctl import threadpool_info
-
 from bench import measure
 from bench.gemm.operands import Operands, make_operands
-from bench.gemm.peers import DIRECT, OURS, STATIC, VM, Peer, Run, load_peers, reason_of
+from bench.gemm.peers import DIRECT, OURS, STATIC, VM, Peer, Run, load_peers, reason_of, versions_of
 from bench.gemm.reference import reference
 from bench.gemm.run import PEAK, READ, READ_ROWS, checked_run
 from bench.gemm.shapes import Shape
@@ -20,7 +18,6 @@ from bench.gemm.threads.protocol import Described
 Make = Callable[[Operands], Peer]
 EXAMPLE = Shape(5, 16, 24)
 PEAK_STEPS = 1_000_000  # some 2 ms: the launch of the pool, about 5 us, does not count
-POOL_FACTS = ("internal_api", "version", "architecture", "num_threads")
 
 
 class Candidates:
@@ -55,10 +52,7 @@ class Candidates:
             allocating=tuple(name for name, peer in peers.items() if peer.allocates),
             absent=dict(self.absent),
             versions=versions_of(peers),
-            pools=tuple(
-                {fact: pool[fact] for fact in POOL_FACTS if fact in pool}
-                for pool in threadpool_info()
-            ),
+            pools=tuple(measure.thread_pools()),
         )
 
     def prepare(self, shape: Shape, seed: int) -> tuple[dict[str, Run], dict[str, str]]:
@@ -148,13 +142,3 @@ def makers_of_ours(names: Sequence[str], threads: int) -> dict[str, Make]:
         STATIC: lambda operands: static(target),
     }
     return {name: known[name] for name in names}
-
-
-def versions_of(names: Mapping[str, object]) -> dict[str, str]:
-    """Versions of the packages, and of what torch has inside if it is here."""
-    versions = measure.installed_versions()
-    if any(name.startswith(("torch", "mkl", "onednn")) for name in names):
-        from bench.gemm import torch_peers
-
-        versions.update(torch_peers.versions())
-    return versions

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 #: DLPack's code of a GPU of NVIDIA, and the first of them.
 CUDA = (2, 0)
 
-_CODES = {"float16": (2, 16), "bfloat16": (4, 16), "float32": (2, 32)}
+#: DLPack's code of each type, and its bits.
+CODES = {
+    f"{kind}{bits}": (code, bits)
+    for code, kind in enumerate(("int", "uint", "float"))
+    for bits in (8, 16, 32, 64)
+    if bits > 8 or kind != "float"
+} | {"bfloat16": (4, 16), "bool": (6, 8)}
 
 
 class _Tensor(ctypes.Structure):
@@ -44,7 +50,7 @@ class DeviceTensor:
     ) -> None:
         dims = ctypes.c_int64 * max(1, len(shape))
         self._shape, self._strides = dims(*shape), dims(*strides)
-        code, bits = _CODES[dtype]
+        code, bits = CODES[dtype]
         self._managed = _Managed(
             _Tensor(address, *CUDA, len(shape), code, bits, 1, self._shape, self._strides, 0)
         )

@@ -133,12 +133,8 @@ def planner(setting: Setting, item: Item) -> dict[str, Any]:
     for call in calls.values():
         call()
     setting.device.synchronize()
-    counts = {name: setting.timer.count(call) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(SAMPLES):
-        for name in calls if number % 2 == 0 else reversed(list(calls)):
-            samples[name].append(setting.timer.warm(calls[name], counts[name]))
-    seconds = {name: statistics.median(each) for name, each in samples.items()}
+    samples = setting.timer.rounds(calls, SAMPLES, cold=False)
+    seconds = {name: statistics.median(each["warm"]) for name, each in samples.items()}
     plans = [{**plan, "seconds": seconds[str(number)]} for number, plan in enumerate(item["plans"])]
     return {"operator": seconds["operator"], "plans": plans}
 

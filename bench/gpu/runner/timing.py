@@ -92,15 +92,18 @@ class Timer:
         self.device.synchronize()
         return seconds
 
-    def rounds(self, calls: Mapping[str, Call], count: int) -> dict[str, dict[str, list[float]]]:
-        """Samples of several calls, cold and warm, by their names: in each of ``count`` rounds all
-        take their turn, in alternating order."""
+    def rounds(
+        self, calls: Mapping[str, Call], count: int, cold: bool = True
+    ) -> dict[str, dict[str, list[float]]]:
+        """Samples of several calls, ``cold`` ones too and warm ones, by their names: in each of
+        ``count`` rounds all take their turn, in alternating order."""
         names = list(calls)
         repeats = {name: self.count(calls[name]) for name in names}
         found: dict[str, dict[str, list[float]]] = {n: {"cold": [], "warm": []} for n in names}
         for number in range(count):
             for name in names if number % 2 == 0 else reversed(names):
-                found[name]["cold"].append(self.cold(calls[name]))
+                if cold:
+                    found[name]["cold"].append(self.cold(calls[name]))
                 found[name]["warm"].append(self.warm(calls[name], repeats[name]))
         return found
 

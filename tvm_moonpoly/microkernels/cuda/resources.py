@@ -34,25 +34,23 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 def find_nvcc() -> str | None:
     """The path of nvcc: on PATH, or below CUDA_HOME or CUDA_PATH; None where there is none."""
-    found = shutil.which("nvcc")
-    for root in ("CUDA_HOME", "CUDA_PATH"):
-        if found is None and os.environ.get(root):
-            found = shutil.which("nvcc", path=os.path.join(os.environ[root], "bin"))
-    return found
+    return _tool("nvcc")
 
 
 def find_nvdisasm() -> str | None:
-    """The path of nvdisasm: on PATH, in a CUDA toolkit, or of the package nvidia-cuda-nvdisasm.
+    """The path of nvdisasm: where nvcc would be, or of the package nvidia-cuda-nvdisasm.
 
     None where there is none.
     """
-    roots = [os.environ[root] for root in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(root)]
-    folders = [Path(root, "bin") for root in roots]
-    folders += sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin"))
-    found = shutil.which("nvdisasm")
-    for folder in folders:
-        found = found or shutil.which("nvdisasm", path=folder)
-    return found
+    return _tool("nvdisasm", *sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin")))
+
+
+def _tool(name: str, *more: Path) -> str | None:
+    """The first of this name: on PATH, in a CUDA toolkit, or in ``more`` folders."""
+    roots = [os.environ.get(root) for root in ("CUDA_HOME", "CUDA_PATH")]
+    folders = [None, *(Path(root, "bin") for root in roots if root), *more]
+    found = (shutil.which(name, path=folder) for folder in folders)
+    return next(filter(None, found), None)
 
 
 def resources(cuda_source: str, arch: str) -> dict[str, Resources]:

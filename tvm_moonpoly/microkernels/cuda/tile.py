@@ -181,6 +181,11 @@ class CudaTile:
         return self.warp_m * self.warp_n // WARP
 
     @property
+    def single(self) -> bool:
+        """Whether results are stored as single elements."""
+        return self.epilogue == "elements"
+
+    @property
     def name(self) -> str:
         """A short, stable name, part of the kernel's."""
         layout = "s" if self.swizzle else "p"
@@ -248,7 +253,7 @@ def check(tile: CudaTile, form: Form, shared_limit: int) -> None:
 
     ``shared_limit``: bytes of shared memory that one block may have.
     """
-    if not form.aligned and tile.epilogue != "elements":
+    if not form.aligned and not tile.single:
         raise ValueError(
             f"epilogue: an unaligned form stores single elements, got {tile.epilogue!r}"
         )

@@ -15,7 +15,8 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm.relax import Expr
 
-from ..checks import emit_check
+from relax_passes.run_time_checks import assert_equal, emit_kept
+
 from ..errors import Unsupported
 from ..prepare import label
 from ..symbolic import Size, Sizes, expression
@@ -130,7 +131,8 @@ def _converted(
         for size, wanted in zip(before, after, strict=True):
             if size is not wanted:
                 text = f"main: {label(node)} takes operands whose sizes agree;"
-                emit_check(importer.bb, expression(size), expression(wanted), text)
+                check = assert_equal(expression(size), expression(wanted), text)
+                emit_kept(importer.bb, check)
         rest = importer.shape(operand)[-tail:] if tail else []  # type: ignore[index]
         cast = relax.TensorType([expression(size) for size in [*after, *rest]], operand.ty.dtype)
         variable = operand if isinstance(operand, relax.Var) else importer.emit(operand)

@@ -9,7 +9,8 @@ import onnx
 from tvm import relax, tirx, topi
 from tvm.relax import Expr
 
-from ..checks import emit_check
+from relax_passes.run_time_checks import assert_equal, emit_kept
+
 from ..errors import Unsupported
 from ..prepare import label
 from ..symbolic import Size, Sizes, expression
@@ -75,7 +76,7 @@ def strided_slice(
         if importer.sizes.less(shape[axis], end) is not False:
             limit, size = expression(end), expression(shape[axis])
             text = f"main: {label(node)} needs {end} elements of {shape[axis]};"
-            emit_check(importer.bb, tirx.min(limit, size), limit, text)
+            emit_kept(importer.bb, assert_equal(tirx.min(limit, size), limit, text))
     return relax.op.strided_slice(
         data,
         axes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,14 +142,31 @@ def _mode(attributes: Mapping[str, Any]) -> str:
     return mode
 
 
-def _constant_pads(margins: Sequence[Margin]) -> list[int] | None:
-    """ONNX's attribute `pads`, where the margins are numbers."""
+def _with_margins(
+    importer: Importer,
+    data: Expr,
+    shape: Sequence[Size],
+    margins: Sequence[Margin],
+    value: Callable[[str], Expr],
+) -> tuple[Expr, list[int]]:
+    """`data` and ONNX's attribute `pads`: the margins, where they are numbers, else none, `data`
+    being padded with the `value` of its type. `margins` are those after the first two axes."""
     pads = [margin.before for margin in margins] + [margin.after for margin in margins]
-    return (
-        [each for each in pads if isinstance(each, int)]
-        if (all(isinstance(each, int) for each in pads))
-        else None
-    )
+    numbers = [each for each in pads if isinstance(each, int)]
+    if len(numbers) == len(pads):
+        return data, numbers
+    around = [Margin(0, 0, size) for size in shape[:2]]
+    data = padded(importer, data, [*around, *margins], value(str(data.ty.dtype)))
+    return data, [0] * len(pads)
+
+
+def _zero(dtype: str) -> Expr:
+    return relax.const(0, dtype)
+
+
+def _lowest(dtype: str) -> Expr:
+    kind = np.dtype(dtype)
+    return constant(np.array(-np.inf if kind.kind == "f" else np.iinfo(kind).min, kind))
 
 
 def convolution(
@@ -164,15 +181,10 @@ def convolution(
     if weight is None or not all(isinstance(each, int) for each in weight):
         raise Unsupported("auto_pad needs weights of known size")
     window = _window(attributes, [int(each) for each in weight[2:]])
-    pads: list[int] | None = [0] * 2 * len(window.kernel)
+    pads = [0] * 2 * len(window.kernel)
     if mode != "VALID":
         margins = _margins(importer, shape, window, mode)
-        pads = _constant_pads(margins)
-        if pads is None:
-            zero = relax.const(0, data.ty.dtype)
-            around = [Margin(0, 0, size) for size in shape[:2]]
-            data = padded(importer, data, [*around, *margins], zero)
-            pads = [0] * 2 * len(window.kernel)
+        data, pads = _with_margins(importer, data, shape, margins, _zero)
     return importer.convert_with(node, {0: data}, {"auto_pad": None, "pads": pads})
 
 
@@ -218,14 +230,7 @@ def max_pool(
     data, shape = data_and_shape(importer, node)
     window = _window(attributes, attributes["kernel_shape"])
     margins = _margins(importer, shape, window, mode)
-    pads = _constant_pads(margins)
-    if pads is None:
-        dtype = np.dtype(str(data.ty.dtype))
-        smallest = -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
-        around = [Margin(0, 0, size) for size in shape[:2]]
-        lowest = constant(np.array(smallest, dtype))
-        data = padded(importer, data, [*around, *margins], lowest)
-        pads = [0] * 2 * len(window.kernel)
+    data, pads = _with_margins(importer, data, shape, margins, _lowest)
     return importer.convert_with(node, {0: data}, {"auto_pad": None, "pads": pads})
 
 
@@ -239,20 +244,15 @@ def average_pool(
     data, shape = data_and_shape(importer, node)
     window = _window(attributes, attributes["kernel_shape"])
     margins = _margins(importer, shape, window, mode)
-    pads = _constant_pads(margins)
-    if pads is not None:
-        return importer.convert_with(node, {0: data}, {"auto_pad": None, "pads": pads})
-    dtype = data.ty.dtype
-    zero = relax.const(0, dtype)
-    changed = {"auto_pad": None, "pads": [0] * 2 * len(window.kernel)}
-    around = [Margin(0, 0, size) for size in shape[:2]]
-    whole = padded(importer, data, [*around, *margins], zero)
-    sums = importer.emit(importer.convert_with(node, {0: whole}, changed))
-    if attributes.get("count_include_pad", 0):
-        return sums
+    whole, pads = _with_margins(importer, data, shape, margins, _zero)
+    changed = {"auto_pad": None, "pads": pads}
+    means = importer.convert_with(node, {0: whole}, changed)
+    if whole.same_as(data) or attributes.get("count_include_pad", 0):
+        return means
     # averages of ones tell which part of each window lies within the operand
+    means = importer.emit(means)
+    dtype = data.ty.dtype
     sizes = [expression(size) for size in [1, 1, *shape[2:]]]
     ones = importer.emit(relax.op.full(relax.ShapeExpr(sizes), relax.const(1, dtype), dtype))
-    unit = [Margin(0, 0, 1), Margin(0, 0, 1)]
-    part = padded(importer, ones, [*unit, *margins], zero)
-    return relax.op.divide(sums, importer.emit(importer.convert_with(node, {0: part}, changed)))
+    part, _ = _with_margins(importer, ones, [1, 1], margins, _zero)
+    return relax.op.divide(means, importer.emit(importer.convert_with(node, {0: part}, changed)))

@@ -6,6 +6,7 @@ Costs in a log may be computed, not measured: `CudaTable.measured` says which.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 
 from tvm.target import Target
 
@@ -40,8 +41,15 @@ def assemblies(
     Raises ValueError for dtypes or a target that there are no micro-kernels for, LookupError when
     no tuning log has them all.
     """
-    aligned, unaligned = (Form(dtype_in, dtype_out, b_transposed, each) for each in (True, False))
     _, found = log_of_product(target, dtype_in, dtype_out, b_transposed)
+    return assembled(found, dtype_in, dtype_out, b_transposed)
+
+
+def assembled(
+    found: Contents, dtype_in: str, dtype_out: str, b_transposed: bool
+) -> tuple[Assembly, ...]:
+    """`assemblies` out of what the log of `log_of_product` holds."""
+    aligned, unaligned = (Form(dtype_in, dtype_out, b_transposed, each) for each in (True, False))
     first = found.of(aligned)[:MOST]
     chosen = [_assembly(aligned, first, found)] if first else []
     return (*chosen, _assembly(unaligned, found.of(unaligned)[:MOST], found))
@@ -81,12 +89,8 @@ def _logs(target: Target, dtype: str) -> list[tuple[logs.TuningLog, Contents]]:
         )
     arch = gpus[0].arch
     usable = []
-    for log in logs.usable_gpu(arch, [gpu.name for gpu in gpus], dtype):
-        try:
-            found = cuda_log.contents(log.entries, arch)
-        except ValueError as error:
-            logs.say_once(logging.WARNING, f"{log.origin}: skipped: {error}")
-            continue
+    stored = logs.usable_gpu(arch, [gpu.name for gpu in gpus], dtype)
+    for log, found in with_contents(stored, arch):
         for fault in found.faults:
             logs.say_once(logging.WARNING, f"{log.origin}: {fault}")
         usable.append((log, found))
@@ -97,6 +101,18 @@ def _logs(target: Target, dtype: str) -> list[tuple[logs.TuningLog, Contents]]:
             f"tuning log of {log.machine_name} ({arch}, {dtype}, {found.status}): {log.origin}",
         )
     return usable
+
+
+def with_contents(
+    found: Iterable[logs.TuningLog], arch: str
+) -> Iterator[tuple[logs.TuningLog, Contents]]:
+    """Logs for GPUs of ``arch`` and what they hold, without those that cannot be used, of which is
+    told why."""
+    for log in found:
+        try:
+            yield log, cuda_log.contents(log.entries, arch)
+        except ValueError as error:
+            logs.say_once(logging.WARNING, f"{log.origin}: skipped: {error}")
 
 
 def _described(target: Target) -> str:

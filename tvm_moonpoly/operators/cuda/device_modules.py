@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import struct
@@ -22,7 +21,7 @@ import tvm_ffi
 from tvm.runtime import Module
 from tvm_ffi import libinfo
 
-from tvm_moonpoly import versions
+from tvm_moonpoly import logs, versions
 from tvm_moonpoly.operators import cache
 from tvm_moonpoly.operators.cuda import machine_code
 
@@ -32,8 +31,6 @@ _FORMAT = "cubin"
 _LOADER = "ffi.Module.load_from_bytes.cuda"
 _FORCE_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"
 _PLACEHOLDER = Path(__file__).with_name("kernels.cc")
-
-_log = logging.getLogger("tvm_moonpoly")
 
 
 @contextlib.contextmanager
@@ -57,13 +54,17 @@ def with_machine_code(modules: Sequence[Module], arch: str) -> list[Module] | No
     try:
         codes = machine_code.compiled(sources, arch)
     except RuntimeError as error:
-        _say(f"executables hold CUDA source, which is compiled when they are loaded: {error}")
+        logs.say_once(
+            logging.WARNING,
+            f"executables hold CUDA source, which is compiled when they are loaded: {error}",
+        )
         return None
     if codes is None:
-        _say(
+        logs.say_once(
+            logging.WARNING,
             "no compiler for CUDA was found (nvcc on PATH or below CUDA_HOME, or the packages "
             "cuda-bindings and nvidia-cuda-nvrtc, -runtime, -crt, -cccl): executables hold CUDA "
-            "source, which is compiled when they are loaded"
+            "source, which is compiled when they are loaded",
         )
         return None
     parts = zip(modules, sources, codes, strict=True)
@@ -82,9 +83,10 @@ def made(saved: Sequence[bytes], sources: Sequence[str]) -> list[Module] | None:
     try:
         create = _placeholder()["moonpoly_compiled_kernels"]
     except (OSError, subprocess.CalledProcessError) as error:
-        _say(
+        logs.say_once(
+            logging.WARNING,
             f"executables hold CUDA source, which is compiled when they are loaded: g++ cannot "
-            f"build what holds machine code where there is no CUDA driver ({error})"
+            f"build what holds machine code where there is no CUDA driver ({error})",
         )
         return None
     return [create(data, source) for data, source in zip(saved, sources, strict=True)]
@@ -125,9 +127,7 @@ def _text(text: str) -> bytes:
 @functools.cache
 def _placeholder() -> Module:
     """The library that holds machine code where TVM's CUDA runtime does not load."""
-    source = _PLACEHOLDER.read_bytes()
-    version = versions.installed("apache-tvm-ffi") or ""
-    key = hashlib.sha256(source + version.encode()).hexdigest()[:32]
+    key = cache.key_of([_PLACEHOLDER.read_text("utf-8"), versions.installed("apache-tvm-ffi")])
     path = cache.load(key, ".so") or cache.store(key, _compile, ".so")
     if path is not None:
         return tvm_ffi.load_module(str(path))
@@ -152,8 +152,3 @@ def _compile(library: Path) -> None:
         "-ltvm_ffi",
     ]
     subprocess.run(command, check=True, capture_output=True, text=True)
-
-
-@functools.cache
-def _say(message: str) -> None:
-    _log.warning("%s", message)

@@ -7,8 +7,6 @@ own that this imports, so that a call loads no more of them than it launches.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -149,8 +147,7 @@ def _key(target: Target, operators: Sequence[Operator]) -> str:
             for each in operators
         ],
     }
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return cache.key_of(parts)
 
 
 def _write(path: Path, host: Module, devices: Sequence[Module]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 import subprocess
@@ -44,8 +43,7 @@ def compiled(sources: Sequence[str], arch: str) -> list[bytes] | None:
 
 
 def _compiled(source: str, arch: str, made_by: str) -> bytes:
-    parts = (source, arch, made_by)
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    key = cache.key_of([source, arch, made_by])
     path = cache.load(key, SUFFIX)
     if path is not None:
         return path.read_bytes()

@@ -24,7 +24,6 @@ from tvm_moonpoly.emit import (
     Functions,
     Pointer,
     as_int,
-    branch,
     ceil_div,
     div,
     item_size,
@@ -82,6 +81,15 @@ class Assembly:
         # all are powers of two
         names = Requirements.__dataclass_fields__
         return Requirements(**{name: max(getattr(r, name) for r in each) for name in names})
+
+    def suits(self, n: int, k: int) -> bool:
+        """Whether a call with contiguous tensors, as CUDA allocates them, keeps what it needs."""
+        needs = self.needs
+        row_of_b = k if self.form.b_transposed else n
+        return not (
+            k % needs.k or n % needs.n or k % needs.operands or row_of_b % needs.operands
+            or n % needs.result
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,7 +240,7 @@ def _operand(handle: Any, name: str, form: Form) -> Tensor:
     dtype = form.dtype_in if name in ("a", "b") else form.dtype_out
     tensor = Tensor(handle, name, dtype, dltensor.CUDA)
     if name == "bias":
-        require(tensor.ndim == 1, name, "must have 1 dimension, not #", tensor.ndim)
+        tensor.require_vector()
     else:
         least = 2 if name == "b" else 1
         require(tensor.ndim >= least, name, f"must have at least {least} dimensions, not #",
@@ -247,16 +255,16 @@ def _matrices(tensor: Tensor, flat: Expr) -> _Matrices:
     columns = let(tensor.shape[last])
     require(tirx.any(flat, last > 0), tensor.name, "must have at least 2 dimensions, as B has more")
     first = let(select(flat, as_int(0), last - 1))
-    rows = let(_count(tensor, first, last))
-    batch = let(_count(tensor, as_int(0), first))
+    rows = tensor.size_of(first, last)
+    batch = tensor.size_of(as_int(0), first)
     row, apart = scratch(1, INT), scratch(1, INT)
     row[0], apart[0] = columns, rows * columns
     with when(tensor.has_strides):
         adjacent = tirx.any(tensor.strides[last] == one, columns <= 1)
         require(adjacent, tensor.name, "elements of a row must be adjacent, not # apart",
                 tensor.strides[last])  # fmt: skip
-        row[0] = _spacing(tensor, first, last, row[0], "rows")
-        apart[0] = _spacing(tensor, as_int(0), first, row[0] * rows, "matrices")
+        row[0] = tensor.spacing(first, last, row[0], "rows")
+        apart[0] = tensor.spacing(as_int(0), first, row[0] * rows, "matrices")
     with when(batch <= 1):
         apart[0] = as_int(0)  # one matrix, which may be shared by many products
     for stride in (apart, row):
@@ -270,36 +278,6 @@ def _matrices(tensor: Tensor, flat: Expr) -> _Matrices:
     require(span <= MAX_OPERAND_ELEMENTS, tensor.name, "a matrix may span # elements, not #",
             as_int(MAX_OPERAND_ELEMENTS), span)  # fmt: skip
     return _Matrices(tensor, batch, rows, columns, let(apart[0]), let(row[0]))
-
-
-def _count(tensor: Tensor, first: Expr, end: Expr) -> Expr:
-    """The product of the dimensions from ``first`` to before ``end``."""
-    count = scratch(1, INT)
-    count[0] = as_int(1)
-    with loop(end - first) as i:
-        count[0] = count[0] * tensor.shape[first + i]
-    return count[0]
-
-
-def _spacing(tensor: Tensor, first: Expr, end: Expr, default: Expr, what: str) -> Expr:
-    """Elements between neighbours along the dimensions from ``first`` to before ``end``, taken as
-    one; ``default`` where there is one neighbour at most, or nothing at all."""
-    stride, count = scratch(1, INT), scratch(1, INT)
-    stride[0], count[0] = default, as_int(1)
-    with loop(end - first) as i:
-        dim = let(end - 1 - i)
-        with when(tensor.shape[dim] > 1):
-            branch(
-                count[0] == 1,
-                lambda: stride.__setitem__(0, tensor.strides[dim]),
-                lambda: require(
-                    tensor.strides[dim] == stride[0] * count[0],
-                    tensor.name,
-                    f"{what} must be evenly spaced in memory",
-                ),
-            )
-            count[0] = count[0] * tensor.shape[dim]
-    return stride[0]
 
 
 def _require_sizes(seen: dict[str, _Matrices], bias: Tensor | None, form: Form) -> None:
@@ -326,9 +304,6 @@ def _require_sizes(seen: dict[str, _Matrices], bias: Tensor | None, form: Form) 
     if bias is not None:
         require(bias.shape[0] == c.columns, "bias", "it has # elements, by c it must have #",
                 bias.shape[0], c.columns)  # fmt: skip
-        with when(bias.has_strides):
-            adjacent = tirx.any(bias.strides[0] == 1, bias.shape[0] <= 1)
-            require(adjacent, "bias", "elements must be adjacent")
 
 
 def _products_at_once(seen: Sequence[_Matrices]) -> Expr:

@@ -6,7 +6,7 @@ them says that it was not measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from tvm_moonpoly.tuning.cuda.dry_run import Candidate
 from tvm_moonpoly.tuning.cuda.elite import elite
 
 #: What compiles tiles of a form and tells what became of each.
-Compile = Callable[[Form, Sequence[CudaTile]], Sequence[Candidate]]
+Compile = Callable[[Form, Sequence[CudaTile]], Iterable[Candidate]]
 
 #: Results of at least so many elements a block are staged in shared memory by some kernels.
 _STAGED_AREA = 128 * 128
@@ -52,7 +52,7 @@ def of_form(form: Form, gpu: Gpu, compile: Compile, counts: Counts) -> list[Kern
     tiles = [t for t in candidates(form, gpu.arch) if cuda_analytic.resident(t, form, gpu)]
     found: list[Candidate] = []
     for single in (False, True):
-        group = [t for t in tiles if (t.epilogue == "elements") == single]
+        group = [t for t in tiles if t.single == single]
         if not group:
             continue
         usual = partial(elite_tiles, form, gpu, counts.few if single else counts.elite)

@@ -16,7 +16,7 @@ from tvm_moonpoly.costmodel.cuda_log import Kernel
 from tvm_moonpoly.microkernels.cuda import Gpu, build, lower_parts
 from tvm_moonpoly.microkernels.cuda.lowering import device_target
 from tvm_moonpoly.operators.cuda import device_modules
-from tvm_moonpoly.tuning.cuda.results import Results, check_gpu
+from tvm_moonpoly.tuning.cuda.results import difference
 from tvm_moonpoly.tuning.cuda.tasks import Task
 from tvm_moonpoly.tuning.measuring.processes import Worker, WorkerError
 
@@ -54,8 +54,7 @@ class Device:
             self.name, clock = str(told["name"]), told["clock_mhz"]
             #: what a log says of it
             self.about: dict[str, Any] = {"clock_mhz": clock}
-            facts = (self.name, str(told["arch"]), int(told["multiprocessors"]))
-            _check(*facts, gpu)
+            _check(self.name, str(told["arch"]), int(told["multiprocessors"]), gpu)
         except WorkerError as error:
             self.close()
             where = f"of key {key!r} " if address else ""
@@ -123,13 +122,11 @@ class Device:
 
 
 def _check(name: str, arch: str, multiprocessors: int, gpu: Gpu) -> None:
-    try:
-        check_gpu(Results(name, arch, multiprocessors, None, {}, frozenset(), (), {}), gpu)
-    except ValueError:
+    if difference(name, arch, multiprocessors, gpu) is not None:
         raise DeviceError(
             f"the GPU is a {name} ({arch}, {multiprocessors} multiprocessors), and {gpu.name} "
             f"({gpu.arch}, {gpu.multiprocessors}) was asked for"
-        ) from None
+        )
 
 
 def export(kernel: Kernel, gpu: Gpu, path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_moonpoly.costmodel.cuda import BlockCost, CudaTable
+from tvm_moonpoly.costmodel.cuda_log import Kernel
 from tvm_moonpoly.planner.cuda.spec import Product, single
 
 #: Sizes of the shapes that are ranked on.
@@ -45,3 +46,12 @@ def elite(
         chosen.append(found)
         best = np.minimum(best, times[found])
     return tuple(candidates.kernels[i] for i in chosen)
+
+
+def elite_kernels(
+    kernels: Sequence[Kernel], multiprocessors: int, launch: int, count: int
+) -> list[Kernel]:
+    """The `elite` among kernels of a log, by their costs."""
+    by_cost = {kernel.cost: kernel for kernel in kernels}
+    table = CudaTable(multiprocessors, launch, tuple(by_cost))
+    return [by_cost[cost] for cost in elite(table, count)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tvm_moonpoly import logs
 from tvm_moonpoly.costmodel import cuda_log
 from tvm_moonpoly.costmodel.cuda_log import Contents
 from tvm_moonpoly.microkernels.cuda import Gpu
+from tvm_moonpoly.operators.cuda.assemblies import with_contents
 
 #: Of the operands: each has a file of its own.
 DTYPES = tuple(logs.GPU_FILE_NAMES)
@@ -44,14 +44,9 @@ def contents_of(gpu: Gpu, dtype: str, folder: Path | None = None) -> list[Conten
         path = path_of(gpu, dtype, folder)
         reading = logs.tell(logs.read(path.read_bytes(), str(path)), str(path))
         found += [reading.log] if reading.log is not None and reading.log.of_gpu else []
-    found += [log for log in logs.usable_gpu(gpu.arch, [gpu.name], dtype)]
+    found += logs.usable_gpu(gpu.arch, [gpu.name], dtype)
     own = [log for log in found if log.machine_name == gpu.name]
-    contents = []
-    for log in own:
-        try:
-            contents.append(cuda_log.contents(log.entries, gpu.arch))
-        except ValueError as error:
-            logs.say_once(logging.WARNING, f"{log.origin}: skipped: {error}")
+    contents = [each for _, each in with_contents(own, gpu.arch)]
     if not contents:
         raise ValueError(f"there is no tuning log of {gpu.name} for {dtype}")
     return contents

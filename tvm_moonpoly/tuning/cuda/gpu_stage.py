@@ -10,13 +10,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tvm_moonpoly.costmodel.cuda import CudaTable
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, candidates
 from tvm_moonpoly.microkernels.cuda.tile import check
 from tvm_moonpoly.tuning.cuda import computed, dry_run, measured
 from tvm_moonpoly.tuning.cuda.bench import Bench
-from tvm_moonpoly.tuning.cuda.elite import elite
+from tvm_moonpoly.tuning.cuda.elite import elite_kernels
 from tvm_moonpoly.tuning.cuda.measured import Conclusion
 from tvm_moonpoly.tuning.cuda.results import Results
 from tvm_moonpoly.tuning.cuda.search import CostModel, Group, search, value
@@ -71,7 +70,8 @@ def run(
     """Search all groups. ``known`` kernels of logs are measured first; ``stop`` ends early."""
     gpu, model, outcome = bench.gpu, CostModel(), Outcome()
     todo = [group for form in settings.forms for group in groups(form, gpu)]
-    before = {group: _of_size(bench.tiles(group.form), group) for group in todo}
+    compiled = {form: bench.tiles(form) for form in settings.forms}
+    before = {group: _of_size(compiled[group.form], group) for group in todo}
     costs = {group: _values(bench, group.form, before[group]) for group in todo if not stop()}
     waiting: dict[Group, list[CudaTile]] = {group: [] for group in todo}
     for trials in _rounds(settings):
@@ -192,10 +192,10 @@ def _best(kernels: Sequence[Kernel], bench: Bench) -> list[CudaTile]:
     """The tiles by which most products are near their best, by measured costs."""
     found: list[CudaTile] = []
     for single in (False, True):
-        group = {k.cost: k.tile for k in kernels if (k.tile.epilogue == "elements") == single}
+        group = [kernel for kernel in kernels if kernel.tile.single == single]
         if group:
-            table = CudaTable(bench.gpu.multiprocessors, bench.launch, tuple(group))
-            found += [group[cost] for cost in elite(table, _TAKEN)]
+            best = elite_kernels(group, bench.gpu.multiprocessors, bench.launch, _TAKEN)
+            found += [kernel.tile for kernel in best]
     return found
 
 
@@ -204,7 +204,7 @@ def _pruned(contents: Contents) -> Contents:
     kept: list[Kernel] = []
     for form in dict.fromkeys(kernel.form for kernel in contents.kernels):
         kernels = contents.of(form)
-        single = [k for k in kernels if k.tile.epilogue == "elements"]
-        others = [k for k in kernels if k.tile.epilogue != "elements"]
+        single = [kernel for kernel in kernels if kernel.tile.single]
+        others = [kernel for kernel in kernels if not kernel.tile.single]
         kept += [*others[:_KEPT], *single[:_KEPT_SINGLE]]
     return replace(contents, kernels=tuple(kept))

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from tvm_moonpoly.costmodel.cuda import BlockCost, CudaTable
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
 from tvm_moonpoly.microkernels.cuda import Form, Gpu
 from tvm_moonpoly.planner.groups import ceil_div
-from tvm_moonpoly.tuning.cuda.elite import elite
+from tvm_moonpoly.tuning.cuda.elite import elite_kernels
 from tvm_moonpoly.tuning.cuda.fit import Point, fitted
 from tvm_moonpoly.tuning.cuda.results import Results
 from tvm_moonpoly.tuning.cuda.tasks import Task
@@ -166,11 +165,8 @@ def _ordered(kernels: Sequence[Kernel], multiprocessors: int, launch: int) -> li
     calls that the others do not."""
     result: list[Kernel] = []
     for single in (False, True):
-        group = [k for k in kernels if (k.tile.epilogue == "elements") == single]
-        if not group:
-            continue
-        by_cost: dict[BlockCost, Kernel] = {kernel.cost: kernel for kernel in group}
-        table = CudaTable(multiprocessors, launch, tuple(by_cost))
-        first = [by_cost[cost] for cost in elite(table, len(group))]
-        result += [*first, *(kernel for kernel in group if kernel not in first)]
+        group = [kernel for kernel in kernels if kernel.tile.single == single]
+        if group:
+            first = elite_kernels(group, multiprocessors, launch, len(group))
+            result += [*first, *(kernel for kernel in group if kernel not in first)]
     return result

@@ -108,27 +108,30 @@ def parse(document: Any) -> Results:
 
 def check_gpu(results: Results, gpu: Gpu) -> None:
     """Raise ValueError unless ``results`` are of ``gpu``."""
-    words = [word.lower() for word in results.device.replace("-", " ").split()]
+    reason = difference(results.device, results.arch, results.multiprocessors, gpu)
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def difference(device: str, arch: str, multiprocessors: int, gpu: Gpu) -> str | None:
+    """What tells the GPU that a driver describes so from ``gpu``; None where it may be that."""
+    words = [word.lower() for word in device.replace("-", " ").split()]
     # nvidia-rtx4090 is told as NVIDIA GeForce RTX 4090
     product = gpu.name.removeprefix("nvidia-")
     if product not in words and product not in map("".join, zip(words, words[1:], strict=False)):
-        raise ValueError(f"gpu.name: the results are of a {results.device!r}, not of {gpu.name}")
-    for name, wanted in (("arch", gpu.arch), ("multiprocessors", gpu.multiprocessors)):
-        told = getattr(results, name)
+        return f"gpu.name: the results are of a {device!r}, not of {gpu.name}"
+    for name, told in (("arch", arch), ("multiprocessors", multiprocessors)):
+        wanted = getattr(gpu, name)
         if told != wanted:
-            raise ValueError(
-                f"gpu.{name}: the results are of a GPU with {told}, {gpu.name} has {wanted}"
-            )
+            return f"gpu.{name}: the results are of a GPU with {told}, {gpu.name} has {wanted}"
+    return None
 
 
 def gpu_of(results: Results) -> Gpu:
     """The GPU that ``results`` are of; raises ValueError where it is none that is known."""
     for gpu in GPUS.values():
-        try:
-            check_gpu(results, gpu)
-        except ValueError:
-            continue
-        return gpu
+        if difference(results.device, results.arch, results.multiprocessors, gpu) is None:
+            return gpu
     raise ValueError(
         f"gpu: the results are of a {results.device!r} ({results.arch}, {results.multiprocessors} "
         f"multiprocessors), which is none of {', '.join(GPUS)}"

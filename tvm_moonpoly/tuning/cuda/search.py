@@ -25,6 +25,7 @@ from tvm_moonpoly.costmodel import cuda_analytic
 from tvm_moonpoly.costmodel.cuda import BlockCost
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, registers_estimate, space
 from tvm_moonpoly.microkernels.cuda.tile import check, shared_bytes, store_elements
+from tvm_moonpoly.microkernels.gemm_schedule import SAMPLE
 from tvm_moonpoly.tuning.searching import metaschedule
 from tvm_moonpoly.tuning.searching.session import Effort, Session
 
@@ -77,13 +78,9 @@ class CostModel:
     """MetaSchedule's XGBoost model, on features of tiles; one for all groups."""
 
     def __init__(self) -> None:
-        ms = metaschedule.load()
         #: the features of a candidate, in the space that is being searched
         self.features_of: Callable[[Any], list[float]]
-        extractor = metaschedule.extractor(lambda candidate: self.features_of(candidate))
-        self.model = ms.cost_model.XGBModel(
-            extractor=extractor, num_warmup_samples=0, num_tuning_cores=1
-        )
+        self.model = metaschedule.learned_model(lambda candidate: self.features_of(candidate))
 
 
 def value(cost: BlockCost) -> float:
@@ -226,7 +223,7 @@ def _apply(
 
 
 def _decisions_of(trace: s_tir.Trace, options: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    sampled = [int(trace.decisions[i]) for i in trace.insts if i.kind.name == "SampleCategorical"]
+    sampled = [int(trace.decisions[i]) for i in trace.insts if i.kind.name == SAMPLE]
     return {name: options[name][at] for name, at in zip(options, sampled, strict=True)}
 
 

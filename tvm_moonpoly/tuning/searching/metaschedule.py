@@ -111,6 +111,13 @@ def extractor(features_of: Callable[[Any], list[float]]) -> Any:
     return Features()
 
 
+def learned_model(features_of: Callable[[Any], list[float]]) -> Any:
+    """MetaSchedule's XGBoost model, told of each candidate what ``features_of`` finds."""
+    return load().cost_model.XGBModel(
+        extractor=extractor(features_of), num_warmup_samples=0, num_tuning_cores=1
+    )
+
+
 def features(record: Record) -> list[float]:
     """What a cost model is told of a record: the tile, its decisions, and what follows from them:
     accumulators, steps and multiply-adds of an iteration, loads for each multiply-add."""

@@ -43,11 +43,8 @@ class CostModel:
         if kind == "random":
             self.model = ms.cost_model.RandomModel(seed=0)
             return
-        extractor = metaschedule.extractor(
+        self.model = metaschedule.learned_model(
             lambda candidate: metaschedule.features(self.record_of(candidate))
-        )
-        self.model = ms.cost_model.XGBModel(
-            extractor=extractor, num_warmup_samples=0, num_tuning_cores=1
         )
 
 

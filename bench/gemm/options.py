@@ -1,0 +1,91 @@
+"""What the command lines of the benches have in common: options, and what becomes of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bench.gemm.journal import Journal
+    from bench.gemm.run import Effort
+
+
+def check_effort(options: argparse.Namespace) -> None:
+    """Raises ValueError where ``rounds`` or ``budget`` are not what they may be."""
+    if options.rounds is not None and options.rounds < 2:
+        raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
+    check_positive(options, "budget")
+
+
+def check_positive(options: argparse.Namespace, name: str) -> None:
+    """Raises ValueError where the option ``name`` is given and not positive."""
+    value = getattr(options, name)
+    if value is not None and value <= 0:
+        raise ValueError(f"--{name} must be positive, got {value}")
+
+
+def effort_of(options: argparse.Namespace, usual: Effort) -> Effort:
+    """``usual`` with the rounds and the minutes of the budget that are given."""
+    budget = usual.budget if options.budget is None else 60 * options.budget
+    return replace(usual, rounds=options.rounds or usual.rounds, budget=budget)
+
+
+def threads_of(options: argparse.Namespace) -> list[int]:
+    """The numbers of threads that are given, else one with ``quick``, one and two without."""
+    return parse_threads(options.threads or ("1" if options.quick else "1,2"))
+
+
+def parse_threads(text: str) -> list[int]:
+    """Numbers of threads from ``"1,2"``."""
+    numbers = [int(part) if part.isdigit() else 0 for part in text.split(",")]
+    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise ValueError(f"--threads takes different numbers from 1, such as 1,2, got {text!r}")
+    return numbers
+
+
+def parse_peers(text: str | None, usual: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Names from ``"a,b"``, the ``usual`` ones of None; raises ValueError for one not ``known``."""
+    chosen = tuple(usual) if text is None else tuple(text.split(","))
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ValueError(f"--peers: unknown {', '.join(unknown)}; known are {', '.join(known)}")
+    return chosen
+
+
+def exit_code(bench: str, measure: Callable[[], None], path: Path, console: Console) -> int:
+    """That of ``measure``, which may raise RuntimeError or be interrupted, and then is gone on with
+    by the journal at ``path``."""
+    try:
+        measure()
+    except RuntimeError as reason:
+        console.print(f"[red]{bench}: {reason}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; what was measured is in {path}: the same command goes on")
+        return 130
+    return 0
+
+
+def print_resumed(journal: Journal, console: Console) -> None:
+    """Whether the journal is gone on with, or why not, where there was one."""
+    path = journal.path
+    if journal.resumed:
+        console.print(f"going on with the {len(journal.records)} runs of {path}")
+    elif journal.reason is not None:
+        console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+
+
+def named(file: Path, threads: int) -> Path:
+    """``planner.json`` becomes ``planner-1-thread.json`` or ``planner-2-threads.json``."""
+    return file.with_stem(f"{file.stem}-{threads}-thread{'s' if threads > 1 else ''}")
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """The document as a file."""
+    path.write_text(json.dumps(found, indent=1) + "\n")
