@@ -42,8 +42,8 @@ run-ocr: need-compiler $(VENV)/.installed-run ## Two networks that read text: li
 test: lint ## Check style and types, then run the tests (ARGS for pytest)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadscope $(ARGS)
 
-test-emulator: need-compiler $(VENV)/.installed-test ## Every shape of CUDA micro-kernel in the emulator (20 minutes)
-	$(BIN)/python -m pytest -m emulator $(ARGS)
+test-emulator: need-compiler $(VENV)/.installed-test ## Every CUDA micro-kernel in the emulator (half an hour)
+	$(BIN)/python -m pytest -m emulator --numprocesses $(TEST_PROCESSES) $(ARGS)
 
 lint: need-compiler $(VENV)/.installed-test ## Check style and types
 	$(BIN)/ruff check .

@@ -41,7 +41,7 @@ class Replacement:
     @property
     def is_transposed(self) -> bool:
         """Whether the dims of the result are stored in another order."""
-        return self.axes is not None and _is_permuted(self.axes)
+        return self.axes is not None and is_permuted(self.axes)
 
 
 def replacement(
@@ -59,7 +59,7 @@ def replacement(
     identity: Axes = tuple(range(var.ty.ndim))
     last, axes = transposed_store(epilogue.last, bindings) if matrices else (var, identity)
     seen = (("a", form.a.axes), ("b", form.b.axes), ("output", axes))
-    folded = [name for name, each in seen if _is_permuted(each)]
+    folded = [name for name, each in seen if is_permuted(each)]
     kind = f"product, permute_dims of {', '.join(folded)} folded" if folded else "product"
     if not single:
         kind = f"{kind}, {dtype_of(form.a.stored)}"
@@ -108,7 +108,7 @@ def _product(
     if dims(last) is None:
         shape = product_shape(*(known_dims(arg) for arg in call.args))
         out_ty = relax.TensorType(shape, dtype_of(call))
-    codes = [form.a.axes, form.b.axes, _output_axes(axes, form)]
+    codes = [form.a.axes, form.b.axes, output_axes(axes, form.a.axes, form.b.axes)]
     args = [form.a.stored, form.b.stored]
     args += [relax.prim_value(operators.encode_axes(each)) for each in codes]
     args.append(packing.text(form.labels))
@@ -118,12 +118,12 @@ def _product(
     return relax.call_dps_packed(operators.MATMUL_CHAIN, args, out_ty)
 
 
-def _output_axes(axes: Axes, form: Product) -> Axes:
+def output_axes(axes: Axes, a: Axes, b: Axes) -> Axes:
     """Which stored dim each dim of the product is, given which dim of the result each stored dim
-    is; a vector among the operands leaves out a dim."""
+    is and the axes of the operands; a vector among them leaves out a dim."""
     stored = list(axes)
-    batch = max(len(form.a.axes), len(form.b.axes)) - 2
-    rows, columns = (None not in operand.axes for operand in (form.a, form.b))
+    batch = max(len(a), len(b)) - 2
+    rows, columns = (None not in each for each in (a, b))
     there = [True] * batch + [rows, columns]
     numbers = iter(range(len(stored)))
     return tuple(stored.index(next(numbers)) if each else None for each in there)
@@ -136,7 +136,8 @@ def _program(links: Sequence[Link], packing: Packing) -> list[Expr]:
     return [relax.prim_value(chain(links).encode()), *used, *unused]
 
 
-def _is_permuted(axes: Axes) -> bool:
+def is_permuted(axes: Axes) -> bool:
+    """Whether a tensor's dims are seen in another order than they are stored in."""
     stored = [axis for axis in axes if axis is not None]
     return stored != sorted(stored)
 

@@ -40,14 +40,42 @@ def target() -> Target:
     return tvm_moonpoly.detect_target()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how often the session compiled for the emulator."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run of the default tests that compiled too often for the emulator."""
+    if _compiled_too_often(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Says how often the session compiled for the emulator, and for which tests if too often."""
     if made := compilations():
-        most = f"the default tests should take {_MOST_COMPILATIONS} at most"
-        terminalreporter.write_line(f"compilations for the emulator of CUDA: {made} ({most})")
+        most = f"the default tests may take {_MOST_COMPILATIONS}"
+        terminalreporter.write_line(
+            f"compilations for the emulator of CUDA: {len(made)} ({most})",
+            red=_compiled_too_often(config),
+        )
+    if _compiled_too_often(config):
+        for library, test in sorted(made.items(), key=lambda each: each[1]):
+            terminalreporter.write_line(f"  {test}: {library}")
 
 
-def compilations() -> int:
-    """Compilations for the emulator of CUDA kernels so far, of all processes of this session."""
+def _compiled_too_often(config: pytest.Config) -> bool:
+    """Whether this is the process that sums up a run of the default tests, and they took more
+    compilations than they may."""
+    sums_up = not hasattr(config, "workerinput")
+    default = config.getoption("markexpr") == "not emulator"
+    return sums_up and default and len(compilations()) > _MOST_COMPILATIONS
+
+
+def compilations() -> dict[str, str]:
+    """The libraries compiled for the emulator of CUDA kernels by all processes of this session so
+    far, and for each the test that needed it first. One that several wanted counts once."""
     tally = _SHARED / "tally"
-    return len(tally.read_text().splitlines()) if tally.exists() else 0
+    lines = tally.read_text().splitlines() if tally.exists() else []
+    found: dict[str, str] = {}
+    for line in lines:
+        library, _, test = line.partition(" ")
+        found.setdefault(library, test)
+    return found

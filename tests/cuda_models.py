@@ -22,7 +22,7 @@ from relax_passes import Report, pipeline
 from tvm_moonpoly.costmodel import cuda_analytic
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, products
 from tvm_moonpoly.operators.cuda import assemblies, library, machine_code
-from tvm_moonpoly.operators.cuda.matmul import Assembly
+from tvm_moonpoly.operators.cuda.assembly import Assembly
 
 WORKER = Path(__file__).with_name("cuda_machine_worker.py")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 from cuda_emulator import Launch, emulate, run_host
 
 from bench.gpu.runner.reference import activate
+from tvm_moonpoly.costmodel import cuda_analytic
+from tvm_moonpoly.costmodel.cuda import CudaTable
 from tvm_moonpoly.microkernels.cuda import (
+    GPUS,
     CudaTile,
     Epilogue,
     Form,
@@ -20,6 +23,7 @@ from tvm_moonpoly.microkernels.cuda import (
     lower,
     shared_bytes,
 )
+from tvm_moonpoly.operators.cuda import Assembly
 
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -32,6 +36,29 @@ UNTOUCHED = 7.0
 
 #: Rounding of the result, relative to its largest element.
 ROUNDING = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5}
+
+
+#: Micro-kernels and an epilogue that operators are tested with: all tests share what is compiled.
+TILES = (
+    CudaTile(64, 64, 32, 2, 2, 3),
+    CudaTile(16, 64, 64, 1, 2, 4),
+    CudaTile(32, 64, 64, 1, 2, 3),
+)
+SINGLE = (CudaTile(32, 64, 32, 1, 2, 3, epilogue="elements"),)
+ANY = (CudaTile(32, 64, 32, 1, 2, 2, epilogue="elements"),)
+EPILOGUE = Epilogue(bias=True, activation="silu", residual=True)
+
+
+def small_assemblies(transposed: bool) -> tuple[Assembly, ...]:
+    """Those of `TILES`, of `SINGLE` where B is transposed, and of `ANY`, with the costs of a GPU of
+    three multiprocessors and quick launches: small shapes then take several waves, and are cut."""
+    found = []
+    for tiles, aligned in ((TILES, True), *[(SINGLE, True)] * transposed, (ANY, False)):
+        form = Form(b_transposed=transposed, aligned=aligned)
+        table = cuda_analytic.table(tiles, form, GPUS["nvidia-a100"])
+        kernels = tuple(replace(kernel, steps=kernel.steps[:1]) for kernel in table.kernels)
+        found.append(Assembly(form, tiles, CudaTable(3, 1000, kernels)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ def library(name: str = "f16_nt", **changes: Any) -> dict[str, Any]:
         "name": name,
         "file": f"lib/{name}.so",
         "function": f"product_{name}",
+        "by_axes": f"product_{name}_by_axes",
         "dtype_in": "float16",
         "dtype_out": "float16",
         "b_transposed": True,
@@ -124,10 +125,11 @@ def library(name: str = "f16_nt", **changes: Any) -> dict[str, Any]:
 def product(entry: dict[str, Any]) -> Product:
     """What an operator of numpy computes: ``function(a, b, ..., c)``."""
 
-    def function(a: np.ndarray, b: np.ndarray, *rest: np.ndarray) -> None:
+    def function(a: np.ndarray, b: np.ndarray, *rest: Any) -> None:
+        rest = [each for each in rest if isinstance(each, np.ndarray)]  # without codes of axes
         c = rest[-1]
         left, right = (to_float32(x, entry["dtype_in"]) for x in (a, b))
-        total = left @ (right.swapaxes(1, 2) if entry["b_transposed"] else right)
+        total = left @ (right.swapaxes(-1, -2) if entry["b_transposed"] else right)
         for extra in rest[:-1]:
             total = total + to_float32(extra, entry["dtype_out"])
         c[...] = from_float32(
@@ -180,7 +182,7 @@ def make_setting(
     known: dict[str, Product] = {}
     for entry in entries:
         if entry["function"]:
-            known[entry["function"]] = product(entry)
+            known[entry["function"]] = known[entry["by_axes"]] = product(entry)
         known |= {each["name"]: kernel(entry, each) for each in entry["kernels"]}
     known |= functions or {}
 

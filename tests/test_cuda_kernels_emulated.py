@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from cuda_testing import UNTOUCHED, Kernel, Operands, Shape
 
 from tvm_moonpoly.microkernels.cuda import (
     ACTIVATIONS,
+    GPUS,
     CudaTile,
     Epilogue,
     Form,
@@ -24,6 +27,10 @@ from tvm_moonpoly.microkernels.cuda import (
     cuda_source,
     lower,
 )
+from tvm_moonpoly.operators.cuda.assemblies import assembled
+from tvm_moonpoly.tuning.cuda import gpu_logs
+
+LOGS = Path(__file__).resolve().parents[1] / "tuning_logs"
 
 #: Every way of a tile through the family: path of the epilogue, layout in shared memory, form.
 KERNELS = {
@@ -93,6 +100,11 @@ KERNELS = {
     "shallow": (CudaTile(64, 64, 16, swizzle=False), Form(), Epilogue()),
 }
 
+#: Those of which each decision is also one of another's: `make test` compiles only so many.
+REPEATED = {"shared-bfloat16", "any-float32", "few-rows-shared", "shallow"}
+
+NAMES = [pytest.param(name, marks=[pytest.mark.emulator] * (name in REPEATED)) for name in KERNELS]
+
 
 @cache
 def kernel(name: str) -> Kernel:
@@ -120,7 +132,7 @@ def shapes(name: str) -> list[Shape]:
     ]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_equals_numpy_on_ragged_shapes(name: str) -> None:
     for seed, shape in enumerate(shapes(name)):
         kernel(name).check(shape, seed)
@@ -198,7 +210,7 @@ def test_a_host_function_launches_two_kernels_on_two_regions() -> None:
         }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_copies_and_fragments_meet_no_bank_conflicts(name: str) -> None:
     tile, form, _ = KERNELS[name]
     launch = kernel(name).check(Shape(1, tile.block_m, tile.block_n, tile.block_k))
@@ -234,14 +246,38 @@ def enumeration() -> list[tuple[CudaTile, Form, Epilogue]]:
     return found
 
 
+def elites() -> list[tuple[CudaTile, Form, Epilogue]]:
+    """The micro-kernels that operators are assembled from by the logs that ship, of any GPU."""
+    found: dict[tuple[CudaTile, Form], None] = {}
+    for gpu, dtype in product(GPUS.values(), gpu_logs.DTYPES):
+        (contents,) = gpu_logs.contents_of(gpu, dtype, LOGS)[:1]
+        for dtype_out, transposed in product((dtype, "float32"), (False, True)):
+            for each in assembled(contents, dtype, dtype_out, transposed):
+                found |= dict.fromkeys((tile, each.form) for tile in each.tiles)
+    known = {(tile, form) for tile, form, _ in enumeration()}
+    return [
+        (*member, Epilogue(turn % 2 == 1, ACTIVATIONS[turn % len(ACTIVATIONS)], turn % 3 == 1))
+        for turn, member in enumerate(found)
+        if member not in known
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All members where they are to be run; to read the logs takes a while."""
+    if "member" in metafunc.fixturenames:
+        left_out = metafunc.config.getoption("markexpr") == "not emulator"
+        members = [] if left_out else [*enumeration(), *elites()]
+        names = [f"{form.name}-{tile.name}" for tile, form, _ in members]
+        metafunc.parametrize("member", members, ids=names)
+
+
 @pytest.mark.emulator
-@pytest.mark.parametrize(
-    "member", enumeration(), ids=lambda member: f"{member[1].name}-{member[0].name}"
-)
-def test_every_shape_of_tile(member: tuple[CudaTile, Form, Epilogue]) -> None:
+def test_every_shape_of_tile_and_every_elite(member: tuple[CudaTile, Form, Epilogue]) -> None:
     tile, form, _ = member
     compiled = Kernel(*member)
     step = 8 if form.aligned else 1
+    if form.aligned and form.b_transposed and tile.single:
+        compiled.check(Shape(1, 17, tile.block_n - 3, tile.block_k))
     deep = tile.block_k * tile.stages + step
     compiled.check(Shape(1, tile.block_m + 7, tile.block_n + step * 8, deep), 1)
     compiled.check(Shape(2, 1, tile.block_n - 3 * step, step), 2)

@@ -20,8 +20,8 @@ from tvm_moonpoly.logs import choice
 from tvm_moonpoly.microkernels.cuda import GPUS, CudaTile, Form, find_nvcc, lower_parts
 from tvm_moonpoly.operators import cache
 from tvm_moonpoly.operators.cuda import device_modules, library, machine_code
+from tvm_moonpoly.operators.cuda.assembly import Assembly
 from tvm_moonpoly.operators.cuda.library import Matmul
-from tvm_moonpoly.operators.cuda.matmul import Assembly
 
 PLAIN, FUSED = Matmul("float16", "float16"), Matmul("float16", "float16", True, True, "gelu")
 

@@ -6,6 +6,8 @@ import copy
 import json
 import logging
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cuda_tuning_testing import A100, H100, H200, contents, put
@@ -15,7 +17,7 @@ from tvm_moonpoly import logs
 from tvm_moonpoly.cli.command import main
 from tvm_moonpoly.costmodel import cuda_log
 from tvm_moonpoly.logs import choice
-from tvm_moonpoly.microkernels.cuda import GPUS, products
+from tvm_moonpoly.microkernels.cuda import GPUS, detected, products
 from tvm_moonpoly.operators.cuda.assemblies import assemblies, log_in_use, supported
 from tvm_moonpoly.tuning.cuda import gpu_logs
 
@@ -92,9 +94,9 @@ def test_what_is_no_log_of_a_gpu_is_refused():
 def test_assemblies_are_for_aligned_operands_and_for_all_others(home):
     put(A100, contents())
     found = assemblies(A100.target(), "float16", "float16", True)
-    assert [a.needs.n for a in found] == [8, 1]
-    assert [len(a.tiles) for a in found] == [4, 1]
-    assert [a.form.aligned for a in found] == [True, False]
+    assert [a.needs.n for a in found] == [8, 1, 1]
+    assert [len(a.tiles) for a in found] == [3, 1, 1]
+    assert [a.form.aligned for a in found] == [True, True, False]
     assert not any(a.table.measured for a in found)
     assert {a.table.multiprocessors for a in found} == {108}
 
@@ -106,7 +108,7 @@ def test_torn_and_foreign_lines_cost_themselves_only(home, caplog):
     path.write_bytes(b"".join([*lines[:2], lines[2][:40] + b"\n", foreign, *lines[3:]]))
     caplog.set_level(logging.WARNING, "tvm_moonpoly.logs")
     found = assemblies(A100.target(), "float16", "float16", True)
-    assert [len(a.tiles) for a in found] == [3, 1]
+    assert [len(a.tiles) for a in found] == [2, 1, 1]
     assert any("line 3 is skipped" in record.getMessage() for record in caplog.records)
 
 
@@ -142,6 +144,63 @@ def test_a_gpus_target_names_it(name):
     assert products(GPUS[name].target())[0].name == name
 
 
+A30 = replace(A100, name="nvidia-a30", multiprocessors=56, clock_mhz=1440, l2_bytes=24 << 20)
+
+
+def test_another_gpu_tells_its_multiprocessors_and_clock(home):
+    target = A30.target()
+    assert target.attrs["model"] == "nvidia-a30:56:1440"
+    first, *others = products(target)
+    assert replace(first, source=A30.source) == A30 and others == [A100]
+    usual = assemblies(A100.target(), "float16", "float16", True)
+    found = assemblies(target, "float16", "float16", True)
+    assert [a.tiles for a in found] == [a.tiles for a in usual]
+    for mine, its in zip(found, usual, strict=True):
+        assert (mine.table.multiprocessors, its.table.multiprocessors) == (56, 108)
+        for cost, usual_cost in zip(mine.table.kernels, its.table.kernels, strict=True):
+            assert len(cost.steps) == len(usual_cost.steps)
+            ratio = cost.wave(1, 4096) / usual_cost.wave(1, 4096)
+            assert ratio == pytest.approx(1410 / 1440, rel=1e-3)
+
+
+def test_measured_costs_of_another_gpu_stay(home):
+    put(A100, contents(measured=True))
+    (usual, *_), (found, *_) = (
+        assemblies(gpu.target(), "float16", "float16", True) for gpu in (A100, A30)
+    )
+    assert found.table.kernels == usual.table.kernels and found.table.multiprocessors == 56
+
+
+@pytest.mark.parametrize("model", ["a:b", "a30:56", "a30:0:1440", "a30:56:1440:1", "a:-1:2"])
+def test_a_model_that_tells_no_numbers_is_told(model):
+    with pytest.raises(ValueError, match="target: model: must be a name, or name:multiproc"):
+        products(Target({"kind": "cuda", "arch": "sm_80", "model": model}))
+
+
+@pytest.mark.parametrize(
+    "told, wanted",
+    [
+        (("NVIDIA A100-SXM4-80GB", "8.0", 108, 1410), A100),
+        (("NVIDIA A30", "8.0", 56, 1440), A30),
+        (("NVIDIA GeForce RTX 4090", "8.9", 128, 2520), GPUS["nvidia-rtx4090"]),
+        (("Tesla T4", "7.5", 40, 1590), None),
+    ],
+)
+def test_a_gpu_is_what_its_driver_tells(told, wanted):
+    name, version, count, clock = told
+    device = SimpleNamespace(
+        exist=True,
+        device_name=name,
+        compute_version=version,
+        multi_processor_count=count,
+        max_clock_rate=clock * 1000,
+        l2_cache_size_bytes=24 << 20,
+    )
+    found = detected(device)
+    assert found == wanted or replace(found, source=wanted.source) == wanted
+    assert detected(SimpleNamespace(exist=False)) is None
+
+
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("dtype", logs.GPU_FILE_NAMES)
 def test_logs_that_ship_have_all_forms(home, name, dtype):
@@ -155,6 +214,9 @@ def test_logs_that_ship_have_all_forms(home, name, dtype):
             assert chosen[0].form.aligned and chosen[-1].needs.n == chosen[-1].needs.k == 1
             assert 3 <= len(chosen[-1].tiles) <= 8 and len(chosen[0].tiles) == 8
             assert chosen[0].table.measured == found.measured
+            if transposed:  # any number of columns, copied 16 bytes at a time
+                assert len(chosen) == 3 and chosen[1].form.aligned and chosen[1].needs.n == 1
+                assert len(chosen[1].tiles) == 4 and chosen[1].needs.k == 8
 
 
 def test_what_cannot_be_served_is_told(home, monkeypatch):

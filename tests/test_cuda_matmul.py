@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from cuda_emulator import emulate, missing_compiler, run_host
+from cuda_testing import ANY, EPILOGUE, SINGLE, TILES, small_assemblies
 from numpy.lib.stride_tricks import as_strided
 
 from bench.gpu.runner.reference import activate
-from tvm_moonpoly.costmodel import cuda_analytic
-from tvm_moonpoly.costmodel.cuda import CudaTable
-from tvm_moonpoly.microkernels.cuda import (
-    GPUS,
-    CudaTile,
-    Epilogue,
-    Form,
-    cuda_source,
-    kernel_name,
-)
-from tvm_moonpoly.operators.cuda import Assembly, build, matmul
+from tvm_moonpoly.microkernels.cuda import Epilogue, Form, cuda_source, kernel_name
+from tvm_moonpoly.operators.cuda import Assembly, build, launches
 from tvm_moonpoly.planner.cuda import spec
 from tvm_moonpoly.planner.cuda.spec import Axis, Product
 
 pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
-
-GPU = GPUS["nvidia-a100"]
-
-TILES = (
-    CudaTile(64, 64, 32, 2, 2, 3),
-    CudaTile(16, 64, 64, 1, 2, 4),
-    CudaTile(32, 64, 64, 1, 2, 3),
-)
-ANY = (CudaTile(32, 64, 32, 1, 2, 2, epilogue="elements"),)
-EPILOGUE = Epilogue(bias=True, activation="silu", residual=True)
-
-
-def assembly(form: Form, tiles: tuple[CudaTile, ...]) -> Assembly:
-    """With the costs of a GPU of three multiprocessors and quick launches: small shapes then take
-    several waves, and are cut."""
-    table = cuda_analytic.table(tiles, form, GPU)
-    kernels = tuple(replace(kernel, steps=kernel.steps[:1]) for kernel in table.kernels)
-    return Assembly(form, tiles, CudaTable(3, 1000, kernels))
 
 
 class Operator:
@@ -50,9 +22,9 @@ class Operator:
 
     def __init__(self, transposed: bool, epilogue: Epilogue) -> None:
         self.transposed, self.epilogue = transposed, epilogue
-        self.aligned = assembly(Form(b_transposed=transposed), TILES)
-        self.any = assembly(Form(b_transposed=transposed, aligned=False), ANY)
-        self.module = build("product", [self.aligned, self.any], epilogue)
+        assemblies = small_assemblies(transposed)
+        self.aligned, self.any = assemblies[0], assemblies[-1]
+        self.module = build("product", assemblies, epilogue)
         self.emulated = emulate(cuda_source(self.module))
 
     def launches(self, *args: np.ndarray) -> list[str]:
@@ -109,6 +81,15 @@ def test_equals_numpy_with_an_epilogue(fused, shape):
 def test_what_is_not_aligned_goes_to_the_kernels_for_the_rest(plain, shape):
     (launched,) = plain.check(*shape)
     assert launched == kernel_name(ANY[0], plain.any.form)
+
+
+@pytest.mark.parametrize("n", [1, 63, 65, 129])
+def test_an_odd_number_of_columns_is_copied_16_bytes_at_a_time(fused, n):
+    """Where the rows of both operands are columns of the product, and so aligned."""
+    (launched,) = fused.check(1, 33, n, 64)
+    assert launched == kernel_name(SINGLE[0], fused.aligned.form, EPILOGUE)
+    (launched,) = fused.check(2, 5, n, 63)
+    assert launched == kernel_name(ANY[0], fused.any.form, EPILOGUE)
 
 
 def test_rows_that_are_not_aligned_go_there_too(plain):
@@ -219,7 +200,7 @@ def test_what_is_too_large_is_told(plain):
 
 @pytest.mark.parametrize("limit, most", [("MAX_BATCH", 2), ("MAX_OPERAND_ELEMENTS", 64 * 72 * 2)])
 def test_products_beyond_what_a_launch_can_have_are_several(monkeypatch, limit, most):
-    monkeypatch.setattr(matmul, limit, most)
+    monkeypatch.setattr(launches, limit, most)
     small = Operator(transposed=False, epilogue=Epilogue())
     assert len(small.check(5, 24, 72, 64)) == 3
     assert len(small.check(1, 24, 72, 64)) == 1
@@ -234,10 +215,10 @@ def test_a_cpu_tensor_is_told(plain):
 
 
 def test_the_last_assembly_must_suit_all_calls():
-    aligned = assembly(Form(), TILES)
+    aligned, transposed = small_assemblies(False)[0], small_assemblies(True)[-1]
     with pytest.raises(ValueError, match="assemblies: the last one must be of an unaligned form"):
         build("product", [aligned])
     with pytest.raises(ValueError, match="assemblies: dtypes and layout must be the same"):
-        build("product", [aligned, assembly(Form(b_transposed=True, aligned=False), ANY)])
+        build("product", [aligned, transposed])
     with pytest.raises(ValueError, match="table: its kernels are not those of the tiles"):
         Assembly(Form(), TILES[::-1], aligned.table)

@@ -36,6 +36,7 @@ from tvm_moonpoly.microkernels.cuda import (
     shared_bytes,
     space,
 )
+from tvm_moonpoly.microkernels.cuda.form import FORMS
 from tvm_moonpoly.microkernels.cuda.resources import parse
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
@@ -391,3 +392,12 @@ def test_facts_agree_with_the_peaks_that_datasheets_give(name: str, peak: float)
     assert target.attrs["arch"] == gpu.arch
     assert int(target.attrs["max_shared_memory_per_block"]) == 48 << 10
     assert target.host.kind.name == "llvm"
+
+
+def test_a_tile_is_found_by_its_name():
+    for form in FORMS:
+        for tile in candidates(form, "sm_80"):
+            assert CudaTile.named(tile.name) == tile
+    for name in ("", "64x64", "64x64x32_w2x2_s3_pairs_r8 ", "1x64x32_w2x2_s3_pairs_r8"):
+        with pytest.raises(ValueError, match="name: .* is not the name of a tile|block_m: must be"):
+            CudaTile.named(name)

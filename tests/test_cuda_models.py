@@ -44,8 +44,8 @@ def test_a_transformer_block_agrees_with_the_one_on_a_cpu(monkeypatch, tmp_path,
     assert not report.left
     assert [entry.detail for entry in report] == [
         *[f"{dtype}, NN, fused bias"] * 3,
-        f"{dtype}, NT",
-        f"{dtype}, NN",
+        f"{dtype}, NT, permute_dims of a, b folded",
+        f"{dtype}, NN, permute_dims of b, output folded",
         f"{dtype}, NT, fused bias + residual",
         f"{dtype}, NN, fused bias + gelu",
         f"{dtype}, NT, fused bias + residual",
@@ -61,7 +61,8 @@ def test_a_transformer_block_agrees_with_the_one_on_a_cpu(monkeypatch, tmp_path,
         got = found.result.astype(np.float64)
         np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
         ours_of = [name for name in found.kernels if name.startswith("moonpoly")]
-        assert len(ours_of) == 8
+        # heads are read where they are stored: a launch for each sequence
+        assert len(ours_of) == 6 + 2 * feed.shape[0]
         # 13 keys are no multiple of 16 bytes, 16 are
         assert any("_any_" in name for name in ours_of) == (feed.shape[1] % 8 != 0)
 

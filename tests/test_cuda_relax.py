@@ -16,6 +16,7 @@ from tvm.target import Target
 
 import relax_passes.cuda.rewrite
 from relax_passes import PolymerizeDynamicOps, Report
+from tvm_moonpoly.operators import encode_axes
 from tvm_moonpoly.operators.cuda import library as cuda_library
 
 A100 = Target("nvidia/nvidia-a100")
@@ -227,27 +228,163 @@ def test_products_of_attention():
     assert check(before, expected) == ["float16, NT", "float16, NN"]
 
 
-def test_other_orders_of_dimensions_are_operators_of_their_own():
+def codes(*axes):
+    """Axes as an operator takes them, dimensions as digits, ``-`` for one that is not stored."""
+    return [
+        relax.prim_value(encode_axes([None if c == "-" else int(c) for c in each])) for each in axes
+    ]
+
+
+A_HEADS, B_HEADS, IN_ORDER = codes("0213", "0231", "0123")
+
+
+def test_heads_are_read_and_written_where_they_are_stored(used):
     @R.function
     def before(
-        q: R.Tensor(("b", 4, "s", 16), "float16"), k: R.Tensor(("b", "s", 4, 16), "float16")
+        q: R.Tensor(("b", "s", 4, 16), "float16"),
+        k: R.Tensor(("b", "t", 4, 16), "float16"),
+        v: R.Tensor(("b", "t", 4, 16), "float16"),
     ):
-        turned = R.permute_dims(k, [0, 2, 3, 1])
-        y = R.matmul(q, turned)
-        return y
+        left = R.permute_dims(q, [0, 2, 1, 3])
+        right = R.permute_dims(k, [0, 2, 3, 1])
+        y = R.matmul(left, right)
+        values = R.permute_dims(v, [0, 2, 1, 3])
+        z = R.matmul(y, values)
+        back = R.permute_dims(z, [0, 2, 1, 3])
+        return back
 
     @R.function
     def expected(
-        q: R.Tensor(("b", 4, "s", 16), "float16"), k: R.Tensor(("b", "s", 4, 16), "float16")
+        q: R.Tensor(("b", "s", 4, 16), "float16"),
+        k: R.Tensor(("b", "t", 4, 16), "float16"),
+        v: R.Tensor(("b", "t", 4, 16), "float16"),
     ):
-        b, s = T.int64(), T.int64()
-        turned = R.permute_dims(k, [0, 2, 3, 1])
+        b, s, t = T.int64(), T.int64(), T.int64()
         y = R.call_dps_packed(
-            "moonpoly_cuda_f16_f16_nn", (q, turned), out_ty=R.Tensor((b, 4, s, s), "float16")
+            "moonpoly_cuda_f16_f16_nt_by_axes",
+            (q, k, A_HEADS, B_HEADS, IN_ORDER),
+            out_ty=R.Tensor((b, 4, s, t), "float16"),
         )
-        return y
+        back = R.call_dps_packed(
+            "moonpoly_cuda_f16_f16_nn_by_axes",
+            (y, v, IN_ORDER, A_HEADS, A_HEADS),
+            out_ty=R.Tensor((b, s, 4, 16), "float16"),
+        )
+        return back
+
+    assert check(before, expected) == [
+        "float16, NT, permute_dims of a, b folded",
+        "float16, NN, permute_dims of b, output folded",
+    ]
+    assert sorted(used) == ["moonpoly_cuda_f16_f16_nn_by_axes", "moonpoly_cuda_f16_f16_nt_by_axes"]
+
+
+def test_leading_dimensions_that_broadcast():
+    @R.function
+    def before(x: R.Tensor(("b", 1, "n", 8), "float16"), y: R.Tensor((1, "h", 8, "m"), "float16")):
+        z = R.matmul(x, y)
+        w = R.nn.relu(z)
+        return w
+
+    @R.function
+    def expected(
+        x: R.Tensor(("b", 1, "n", 8), "float16"), y: R.Tensor((1, "h", 8, "m"), "float16")
+    ):
+        b, n, h, m = T.int64(), T.int64(), T.int64(), T.int64()
+        w = R.call_dps_packed(
+            "moonpoly_cuda_f16_f16_nn_by_axes_relu",
+            (x, y, IN_ORDER, IN_ORDER, IN_ORDER),
+            out_ty=R.Tensor((b, h, n, m), "float16"),
+        )
+        return w
+
+    assert check(before, expected) == ["float16, NN, by axes, fused relu"]
+
+
+def test_a_vector_on_either_side():
+    """What follows such a product stays an operator of its own."""
+    three, vector, row, no_rows, no_columns = codes("012", "0-", "-0", "0-1", "01-")
+
+    @R.function
+    def before(
+        x: R.Tensor(("batch", "n", 8), "float16"),
+        v: R.Tensor((8,), "float16"),
+        y: R.Tensor(("batch", 8, "m"), "float16"),
+    ):
+        p = R.matmul(x, v)
+        q = R.nn.relu(p)
+        r = R.matmul(v, y)
+        return (q, r)
+
+    @R.function
+    def expected(
+        x: R.Tensor(("batch", "n", 8), "float16"),
+        v: R.Tensor((8,), "float16"),
+        y: R.Tensor(("batch", 8, "m"), "float16"),
+    ):
+        batch, n, m = T.int64(), T.int64(), T.int64()
+        p = R.call_dps_packed(
+            "moonpoly_cuda_f16_f16_nn_by_axes",
+            (x, v, three, vector, no_columns),
+            out_ty=R.Tensor((batch, n), "float16"),
+        )
+        q = R.nn.relu(p)
+        r = R.call_dps_packed(
+            "moonpoly_cuda_f16_f16_nn_by_axes",
+            (v, y, row, three, no_rows),
+            out_ty=R.Tensor((batch, m), "float16"),
+        )
+        return (q, r)
+
+    assert check(before, expected) == ["float16, NN, by axes"] * 2
+
+
+def test_rows_that_share_a_matrix_stay_in_order():
+    """They are rows of one product then, which they are not where they are stored."""
+
+    @R.function
+    def before(x: R.Tensor(("b", "s", 4, 8), "float16")):
+        turned = R.permute_dims(x, [0, 2, 1, 3])
+        y = R.matmul(turned, W)
+        z = R.permute_dims(y, [0, 2, 1, 3])
+        return z
+
+    @R.function
+    def expected(x: R.Tensor(("b", "s", 4, 8), "float16")):
+        b, s = T.int64(), T.int64()
+        turned = R.permute_dims(x, [0, 2, 1, 3])
+        y = R.call_dps_packed(
+            "moonpoly_cuda_f16_f16_nn", (turned, W), out_ty=R.Tensor((b, 4, s, 24), "float16")
+        )
+        z = R.permute_dims(y, [0, 2, 1, 3])
+        return z
 
     check(before, expected)
+
+
+def test_an_operand_whose_rows_are_scattered_is_an_operator_of_its_own():
+    @R.function
+    def before(x: R.Tensor(("b", 8, "n"), "float16"), y: R.Tensor((8, "b", "m"), "float16")):
+        left = R.permute_dims(x, [0, 2, 1])
+        right = R.permute_dims(y, [1, 0, 2])
+        z = R.matmul(left, right)
+        return z
+
+    @R.function
+    def expected(x: R.Tensor(("b", 8, "n"), "float16"), y: R.Tensor((8, "b", "m"), "float16")):
+        b, n, m = T.int64(), T.int64(), T.int64()
+        left = R.permute_dims(x, [0, 2, 1])
+        z = R.call_dps_packed(
+            "moonpoly_cuda_f16_f16_nn_by_axes",
+            (left, y, THREE, TURNED, THREE),
+            out_ty=R.Tensor((b, n, m), "float16"),
+        )
+        return z
+
+    assert check(before, expected) == ["float16, NN, permute_dims of b folded"]
+
+
+THREE, TURNED = codes("012", "102")
 
 
 def spelled_out_gelu(dtype):
@@ -328,27 +465,11 @@ def of_static_shapes(x: R.Tensor((4, 8), "float16")):
     return y
 
 
-@R.function
-def by_a_vector(x: R.Tensor(("n", 8), "float16"), v: R.Tensor((8,), "float16")):
-    y = R.matmul(x, v)
-    return y
-
-
-@R.function
-def of_batches_that_broadcast(
-    x: R.Tensor(("b", 1, "n", 8), "float16"), y: R.Tensor((1, "h", 8, "m"), "float16")
-):
-    z = R.matmul(x, y)
-    return z
-
-
 @pytest.mark.parametrize(
     "before, reason",
     [
         (of_float32, "dtype float32 x float32 to float32"),
         (of_static_shapes, "static shapes"),
-        (by_a_vector, "a vector on the right"),
-        (of_batches_that_broadcast, "leading dimensions that differ"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -18,6 +18,7 @@ from tvm_moonpoly.costmodel import cuda_log
 from tvm_moonpoly.costmodel.cuda_log import Kernel
 from tvm_moonpoly.logs import choice, places
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Resources
+from tvm_moonpoly.operators.cuda import machine_code
 from tvm_moonpoly.operators.cuda.assemblies import log_in_use
 from tvm_moonpoly.tuning.cuda import bench, dry_run, gpu_logs, gpu_stage, proposals
 from tvm_moonpoly.tuning.cuda.bench import Bench
@@ -189,8 +190,7 @@ def test_what_was_measured_becomes_a_log(home, journal):
 def command(home, tmp_path, monkeypatch):
     """``moonpoly tune --gpu nvidia-a100`` for one form."""
     monkeypatch.setattr(bench, "origin", lambda gpu: {"gpu": gpu.name})
-    monkeypatch.setattr(tune_gpu_stage, "find_nvcc", lambda: "nvcc", raising=False)
-    monkeypatch.setattr("tvm_moonpoly.microkernels.cuda.find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(machine_code, "compiler", lambda: "none, for tests")
     monkeypatch.setattr(dry_run, "compiled", lambda form, tiles, gpu: Compiler()(form, tiles))
 
     def run(*given):
@@ -272,6 +272,35 @@ def test_results_of_another_gpu_are_not_replayed(command, tmp_path, capfd):
     assert command("--replay", path) == 1
     assert "of a 'NVIDIA H200', not of nvidia-a100" in capfd.readouterr().err
     assert not tune_gpu_stage.journal_path(A100).exists()
+
+
+@pytest.mark.parametrize("all_wrong", [False, True])
+def test_results_of_wrong_sizes_are_told(command, tmp_path, capfd, all_wrong):
+    wanted, results = tmp_path / "wanted.json", tmp_path / "results.json"
+    assert command("--propose", wanted) == 0
+    measured(results, wanted)
+    document = json.loads(results.read_text())
+    tasks = document["tasks"]
+    strange = {**tasks[0], "kernel": f"moonpoly_{NT.name}_1x1x1", "form": NT.name}
+    tasks[0] = {**tasks[0], "n": tasks[0]["n"] + 8}
+    tasks[1] = {**tasks[1], "form": "f8_f8_nn"}
+    tasks.append(strange)
+    if all_wrong:
+        tasks[:] = [tasks[0], tasks[1], strange]
+    saved(results, document)
+    capfd.readouterr()
+    assert command("--replay", results) == int(all_wrong)
+    said = capfd.readouterr()
+    right = f"{tasks[0]['m']} x {tasks[0]['n']} x {tasks[0]['k']} is timed as {tasks[0]['m']} x "
+    if all_wrong:
+        message = "none of its 3 launches is one that a stage of nvidia-a100 times, as the first: "
+        assert message + right in said.err
+        return
+    assert "3 launches are none that this stage times" in said.out
+    assert f"{tasks[0]['kernel']}: {right}" in said.out
+    assert "there is no form 'f8_f8_nn'" in said.out
+    assert f"moonpoly_{NT.name}_1x1x1 is no micro-kernel of {NT.name} for nvidia-a100" in said.out
+    assert f"{len(tasks) - 3} launches taken in" in said.out
 
 
 def test_two_stages_do_not_share_a_journal(command, tmp_path, capfd):

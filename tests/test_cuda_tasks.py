@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from tvm_moonpoly.microkernels.cuda import GPUS, MAX_OPERAND_ELEMENTS, CudaTile, Form, kernel_name
+from tvm_moonpoly.microkernels.cuda import (
+    GPUS,
+    MAX_OPERAND_ELEMENTS,
+    CudaTile,
+    Form,
+    kernel_name,
+    shared_bytes,
+)
 from tvm_moonpoly.planner.cuda.spec import Product
 from tvm_moonpoly.planner.groups import ceil_div
-from tvm_moonpoly.tuning.cuda.tasks import STEPS, shares, tasks
+from tvm_moonpoly.tuning.cuda.tasks import STEPS, misfit, shares, tasks
 
 TILES = {
     "few rows": CudaTile(16, 64, 128, 1, 2, 3),
@@ -26,6 +34,9 @@ def test_each_task_is_one_wave(gpu, name, resident):
     tile, form = TILES[name], Form(b_transposed=True, aligned=name != "unaligned")
     found = tasks(tile, form, gpu, resident)
     assert len(set(found)) == len(found)
+    fits = shared_bytes(tile, form) <= gpu.architecture.block_shared_bytes
+    assert all((misfit(task, gpu) is None) == fits for task in found)
+    assert all(misfit(replace(task, k=task.k + 8), gpu) for task in found)
     assert {task.blocks for task in found} == set(shares(resident))
     for task in found:
         assert (task.kernel, task.form) == (kernel_name(tile, form), form.name)

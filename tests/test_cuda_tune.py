@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 
+from tvm_moonpoly import versions
 from tvm_moonpoly.cli import tune_gpu
 from tvm_moonpoly.cli.command import main
-from tvm_moonpoly.microkernels.cuda import GPUS, CudaTile, Form, find_nvcc
-from tvm_moonpoly.tuning.cuda import computed, dry_run
+from tvm_moonpoly.microkernels.cuda import GPUS, CudaTile, Form, candidates, find_nvcc
+from tvm_moonpoly.operators.cuda import machine_code
+from tvm_moonpoly.tuning.cuda import computed, dry_run, gpu_stage
+from tvm_moonpoly.tuning.cuda.dry_search import searched
+from tvm_moonpoly.tuning.cuda.search import CostModel
+
+needs_xgboost = pytest.mark.skipif(
+    importlib.util.find_spec("xgboost") is None, reason="no xgboost (of the extra [tune])"
+)
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 
@@ -82,19 +91,103 @@ def test_computed_logs_have_all_kinds_of_kernels():
     assert all(k.static.registers == 90 and not k.measured for k in kernels)
 
 
-@needs_nvcc
-def test_a_dry_run_lists_the_micro_kernels(capfd):
-    form = "f16_f16_nt"
-    given = ["tune", "--gpu", "nvidia-a100", "--dry-run", "--count", "2", "--form", form]
+NT = Form(b_transposed=True)
+
+
+@pytest.fixture
+def one_size(monkeypatch):
+    """Searches blocks of one size alone."""
+    every = gpu_stage.groups
+    monkeypatch.setattr(
+        gpu_stage,
+        "groups",
+        lambda form, gpu: [g for g in every(form, gpu) if (g.block_m, g.block_n) == (64, 64)],
+    )
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """A compiler that tells of each kernel that it takes 100 registers; those with 6 stages spill,
+    and what is deep has a block that does not fit."""
+    seen = []
+
+    def compile(form, tiles, gpu=A100):
+        seen.append(list(tiles))
+        for tile in tiles:
+            spilled, shared = 8 * (tile.stages == 6), (200 << 10) * (tile.block_k == 128)
+            taken = dry_run.Resources(100, shared, spilled, spilled, spilled)
+            yield dry_run.judged(tile, form, gpu, taken)
+
+    monkeypatch.setattr(dry_run, "compiled", compile)
+    monkeypatch.setattr(machine_code, "compiler", lambda: "none, for tests")
+    return seen
+
+
+@needs_xgboost
+def test_a_dry_run_searches(one_size, made_up):
+    found = searched(NT, A100, dry_run.compiled, CostModel(), trials=12, seed=1)
+    tiles = [candidate.tile for candidate in found.candidates]
+    assert len(set(tiles)) == len(tiles) == sum(map(len, made_up)) and found.sizes == 1
+    # MetaSchedule proposes what no list of ours holds
+    assert found.proposed >= 10 and set(tiles) - set(candidates(NT, "sm_80"))
+    assert all((tile.block_m, tile.block_n) == (64, 64) for tile in tiles)
+    assert len(found.best()) == 12 and not any(candidate.reason for candidate in found.best())
+    peaks = [candidate.of_peak for candidate in found.best()]
+    assert peaks == sorted(peaks, reverse=True) and found.best(3) == found.best()[:3]
+    assert all(c.tile.stages == 6 or c.tile.block_k == 128 for c in found.rejected)
+    again = searched(NT, A100, dry_run.compiled, CostModel(), trials=12, seed=1)
+    assert again.candidates == found.candidates
+
+
+@needs_xgboost
+def test_a_dry_run_is_bounded(one_size, made_up):
+    nothing_fits = dry_run.Resources(255, 0, 8, 8, 8)
+
+    def refuse(form, tiles):
+        return [dry_run.judged(tile, form, A100, nothing_fits) for tile in tiles]
+
+    found = searched(NT, A100, refuse, CostModel(), trials=3)
+    assert len(found.candidates) <= 4 * 3 and len(found.rejected) == len(found.candidates)
+    # no time is left after the first
+    found = searched(NT, A100, dry_run.compiled, CostModel(), trials=8, stop=lambda: True)
+    assert 1 <= len(found.candidates) <= 2 and found.proposed == 0
+
+
+@needs_xgboost
+def test_a_dry_run_lists_each_candidate(one_size, made_up, capfd):
+    given = ["tune", "--gpu", "nvidia-a100", "--dry-run", "--form", NT.name, "--trials", "9"]
     assert main(given) == 0
     said = capfd.readouterr().out
-    assert form in said and "of peak, computed" in said and "spills" in said
+    for word in (NT.name, "registers", "spills", "shared", "limited by", "of peak, computed"):
+        assert word in said
+    assert "candidates of 1 sizes of blocks" in said and "proposed by MetaSchedule" in said
     assert "nvidia-a100 (sm_80): costs are computed, nothing was measured" in said
     assert main([*given, "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert told["measured"] is False and told["gpu"]["multiprocessors"] == 108
-    assert len(told["kernels"]) == 2
-    assert all(k["rejected"] is None and k["resources"]["registers"] for k in told["kernels"])
+    (summary,) = told["searched"]
+    assert summary["candidates"] == len(told["kernels"]) == 9 + summary["rejected"]
+    assert summary["proposed"] > 0 and summary["sizes"] == 1
+    reasons = {kernel["rejected"] for kernel in told["kernels"]}
+    known = {"registers are spilled to memory", "a block does not fit: shared memory"}
+    assert None in reasons and reasons - {None} <= known
+    assert main([*given, "--json", "--count", "2"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert sum(kernel["rejected"] is None for kernel in told["kernels"]) == 2
+
+
+@needs_nvcc
+@needs_xgboost
+def test_what_a_dry_run_proposes_is_compiled(one_size, capfd):
+    given = ["tune", "--gpu", "nvidia-a100", "--dry-run", "--form", NT.name, "--trials", "3"]
+    assert main([*given, "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["searched"][0]["proposed"] >= 1
+    usable = [kernel for kernel in told["kernels"] if kernel["rejected"] is None]
+    assert len(usable) == 3
+    for kernel in usable:
+        assert kernel["resources"]["registers"] > 32 and kernel["blocks"] >= 1
+        assert kernel["resources"]["spill_stores"] == kernel["resources"]["stack"] == 0
 
 
 def test_without_a_gpu_it_ends_at_once(capfd, monkeypatch):
@@ -108,12 +201,13 @@ def test_without_a_gpu_it_ends_at_once(capfd, monkeypatch):
     assert said.err.count("\n") == 1
 
 
-def test_without_nvcc_it_says_so(capfd, monkeypatch, tmp_path):
+def test_without_a_compiler_it_says_so(capfd, monkeypatch, tmp_path):
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(versions, "installed", lambda name: None)
     assert main(["tune", "--gpu=nvidia-a100", "--dry-run"]) == 1
-    assert capfd.readouterr().err.startswith("error: nvcc was not found on PATH")
+    assert capfd.readouterr().err.startswith("error: no compiler for CUDA was found (nvcc on PATH")
 
 
 @pytest.mark.parametrize(

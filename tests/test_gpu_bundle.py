@@ -145,7 +145,7 @@ def test_emulated_kernels_pass_the_check_of_results(tmp_path):
     """The part that checks results, on micro-kernels that the emulator runs."""
     library = small(Epilogue(bias=True, activation="relu"))
     launches, kernels = contents.lower(library, H200)
-    module = host_module([library.operator], launches)
+    module = host_module([library.operator, library.by_axes], launches)
     for each in kernels:
         module.import_module(each)
     emulated = emulate(cuda_source(module))
@@ -154,10 +154,11 @@ def test_emulated_kernels_pass_the_check_of_results(tmp_path):
     def emulating(name):
         return lambda *args: run_host(module, emulated, name, args)
 
-    names = [entry["function"], *(each["name"] for each in entry["kernels"])]
+    names = [entry["function"], entry["by_axes"], *(each["name"] for each in entry["kernels"])]
     functions = {name: emulating(name) for name in names}
     setting = make_setting(tmp_path, [entry], functions=functions)
     listed = [case(entry, *sizes) for sizes in ((1, 17, 65, 33), (2, 70, 64, 40))]
+    listed += [case(entry, 6, 33, 65, 40, heads=3)]
     listed += [each for each in cases.correct_cases([library]) if "launches" in each]
     for each in listed:
         found = parts.correct(setting, each)

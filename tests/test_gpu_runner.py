@@ -85,6 +85,7 @@ def test_right_results_are_right(tmp_path, form):
     entry = library(**form)
     sizes = [(1, 1, 1, 1), (2, 37, 70, 33), (1, 5, 300, 0), (3, 130, 64, 96)]
     cases = [case(entry, *each, **layout) for each in sizes for layout in LAYOUTS]
+    cases += [case(entry, 6, 37, 70, 33, heads=3), case(entry, 2, 5, 64, 0, heads=1)]
     setting = make_setting(tmp_path, [entry])
     for each in cases:
         found = parts.correct(setting, each)
@@ -122,6 +123,25 @@ def writes_behind_a_row(a, b, c):
     product(library())(a, b, c)
     wide = np.lib.stride_tricks.as_strided(c, (*c.shape[:2], c.shape[2] + 1), c.strides)
     wide[0, 1, -1] = 0
+
+
+def swaps_heads(a, b, c):
+    product(library())(a[:, ::-1], b, c)
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_heads_in_another_order_are_wrong(tmp_path, torch):
+    entry = library()
+    setting = make_setting(tmp_path, [entry], functions={entry["by_axes"]: with_codes(swaps_heads)})
+    if torch:
+        reference = TorchReference(setting.device, pytest.importorskip("torch"))
+        object.__setattr__(setting, "reference", reference)
+    assert not parts.correct(setting, case(entry, 4, 33, 64, 40, heads=2))["right"]
+
+
+def with_codes(function):
+    """A function of tensors, called with the codes of their axes as well."""
+    return lambda a, b, *rest: function(a, b, *(x for x in rest if isinstance(x, np.ndarray)))
 
 
 FAULTS = [
@@ -168,6 +188,8 @@ def test_torch_finds_right_results_right(tmp_path, form):
         for layout in LAYOUTS:
             found = parts.correct(setting, case(entry, *sizes, **layout))
             assert found["right"], found
+    found = parts.correct(setting, case(entry, 6, 37, 70, 33, heads=3))
+    assert found["right"], found
 
 
 def test_a_kernel_alone_and_plans_of_two_regions_make_whole_results(tmp_path):

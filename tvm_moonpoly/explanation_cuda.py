@@ -14,7 +14,7 @@ from tvm_moonpoly.explanation import require_sizes
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, products
 from tvm_moonpoly.operators.cuda.assemblies import assembled, log_of_product
-from tvm_moonpoly.operators.cuda.matmul import Assembly
+from tvm_moonpoly.operators.cuda.assembly import Assembly
 from tvm_moonpoly.planner.cuda import spec
 from tvm_moonpoly.planner.groups import ceil_div
 

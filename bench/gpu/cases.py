@@ -59,6 +59,9 @@ LAYOUTS: tuple[Case, ...] = (
 )
 _LAYOUT_SIZES = ((3, 130, 136, 136), (2, 77, 88, 72))
 
+#: Sizes of products whose heads lie between rows and columns, and how many heads there are.
+HEADS = (((6, 130, 136, 136), 3), ((8, 17, 65, 33), 2), ((1, 77, 88, 72), 1))
+
 #: As many elements as an operand, or a result, may have; and of more than that all matrices of B.
 LARGEST = ((1, 16, 131072, 8192), (1, 8192, 131072, 64), (9, 16, 131072, 1024))
 
@@ -89,6 +92,7 @@ def correct_cases(libraries: Sequence[Library]) -> list[Case]:
         found += [_case(library, *sizes) for sizes in SIZES]
         for sizes in _LAYOUT_SIZES:
             found += [_case(library, *sizes, **layout) for layout in LAYOUTS]
+        found += [_case(library, *sizes, heads=heads) for sizes, heads in HEADS]
     found += kernel_cases(libraries)
     plain = [library for library in libraries if library.compared]
     for library in plain:

@@ -21,7 +21,8 @@ from tvm_moonpoly.microkernels.cuda import (
 )
 from tvm_moonpoly.operators.cuda import Assembly, device_modules
 from tvm_moonpoly.operators.cuda.assemblies import assemblies, log_in_use
-from tvm_moonpoly.operators.cuda.matmul import Operator, host_module
+from tvm_moonpoly.operators.cuda.assembly import Operator
+from tvm_moonpoly.operators.cuda.matmul import host_module
 
 #: Forms of operators: dtypes of operands and of the result, and whether B is (N, K).
 BASE = (
@@ -57,6 +58,11 @@ class Library:
     def name(self) -> str:
         """A short name: form and epilogue."""
         return _name(self.operator.form, self.epilogue)
+
+    @property
+    def by_axes(self) -> Operator:
+        """The same operator for tensors with their dimensions in any order."""
+        return replace(self.operator, name=f"{self.operator.name}_by_axes", by_axes=True)
 
     @property
     def epilogue(self) -> Epilogue:
@@ -156,7 +162,7 @@ def export(found: Sequence[Library], gpu: Gpu, folder: Path) -> list[dict[str, A
         raise RuntimeError("machine code cannot be made here: see the warning above")
     machine_code = dict(zip(map(id, devices), compiled, strict=True))
     for each, (launches, modules) in zip(found, lowered, strict=True):
-        host = host_module([each.operator], launches)
+        host = host_module([each.operator, each.by_axes], launches)
         for module in modules:
             host.import_module(machine_code[id(module)])
         host.export_library(str(folder / file_name(each)))
@@ -186,6 +192,7 @@ def entry(found: Library) -> dict[str, Any]:
         "name": found.name,
         "file": file_name(found),
         "function": found.operator.name,
+        "by_axes": found.by_axes.name,
         "dtype_in": form.dtype_in,
         "dtype_out": form.dtype_out,
         "b_transposed": form.b_transposed,

@@ -15,8 +15,9 @@ from tvm_moonpoly.operators import Activation, Step
 from tvm_moonpoly.operators.cuda.library import Matmul
 
 from ..bindings import Bindings
+from ..calls import is_permuted
 from ..epilogue import Epilogue, Link, match_epilogue
-from ..match import Left, Operand, objection, stored_as
+from ..match import Axes, Left, Operand, objection, stored_as
 from ..shapes import dims, dtype_of, is_static, known_dims, same_dim, same_tensor
 
 ASTYPE = Op.get("relax.astype")
@@ -37,15 +38,26 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Form:
-    """`matmul(a, b)`, b as it is stored: with its last two dimensions the other way round where
-    that is `transposed`. `aligned`: all rows are known to be multiples of 16 bytes."""
+    """`matmul(a, b)`, the operands as they are stored: b with its last two dimensions the other way
+    round where that is `transposed`. `aligned`: all rows are known to be multiples of 16 bytes.
 
-    a: Expr
-    b: Expr
+    `plain`: the leading dimensions are those of one operand, in the order that they are stored in.
+    `batched`: both operands have more than one matrix.
+    """
+
+    a: Operand
+    b: Operand
     dtype_in: str
     dtype_out: str
     transposed: bool
     aligned: bool
+    plain: bool
+    batched: bool
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether an operand is no matrix but a vector, for an operator that takes axes."""
+        return not self.plain and None in (*self.a.axes, *self.b.axes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +69,7 @@ class Fused:
     residual: Expr | None
     activation: str
 
-    def matmul(self, form: Form) -> Matmul:
+    def matmul(self, form: Form, by_axes: bool) -> Matmul:
         """The operator that computes it."""
         return Matmul(
             form.dtype_in,
@@ -66,6 +78,7 @@ class Fused:
             self.bias is not None,
             self.activation,
             self.residual is not None,
+            by_axes,
             form.aligned,
         )
 
@@ -101,48 +114,77 @@ def classify(
         return Left(f"dtype {operand} x {dtype_of(b)} to {out}")
     if any(dims(expr) is None for expr in (a, b, call)):
         return Left("no shape known")
-    reason = _shape_objection(known_dims(a), known_dims(b))
-    if reason:
-        return Left(reason)
-    stored, transposed = _stored(b, var, bindings)
+    batched = all(_is_batched(known_dims(expr)) for expr in (a, b))
+    left, right = _left(a, var, bindings, batched), _right(b, var, bindings)
+    transposed = _is_transposed(right.axes)
     reason = refusal(operand, out, transposed)
     if reason:
         return Left(reason)
-    rows = (known_dims(a)[-1], known_dims(call)[-1])
+    rows = (known_dims(a)[-1], known_dims(b)[-1]) if len(known_dims(b)) > 1 else ()
     aligned = all(isinstance(dim, IntImm) and dim.value % CHUNK == 0 for dim in rows)
-    return Form(a, stored, operand, out, transposed, aligned)
+    plain = _is_plain(a, b) and not (is_permuted(left.axes) or is_permuted(straight(right.axes)))
+    return Form(left, right, operand, out, transposed, aligned and bool(rows), plain, batched)
 
 
-def _shape_objection(a: list[Expr], b: list[Expr]) -> str | None:
-    """Why the operators take no operands of these shapes, or None: the leading dimensions must be
-    those of one of them."""
-    if len(b) < 2:
-        return "a vector on the right"
-    if len(a) < 2 and len(b) > 2:
-        return "a vector on the left of many matrices"
-    of_a, of_b = a[:-2], b[:-2]
-    equal = len(of_a) == len(of_b) and all(map(same_dim, of_a, of_b))
-    single = any(all(same_dim(dim, 1) for dim in each) for each in (of_a, of_b))
-    return None if equal or single else "leading dimensions that differ"
+def _is_batched(dims: list[Expr]) -> bool:
+    """Whether a tensor of these dimensions may be more than one matrix."""
+    return not all(same_dim(dim, 1) for dim in dims[:-2])
 
 
-def _stored(b: Expr, var: Var, bindings: Bindings) -> tuple[Expr, bool]:
-    """Where `b`, an operand of `var`, can be read from, and whether its last two dimensions are the
-    other way round there."""
+def _is_plain(a: Expr, b: Expr) -> bool:
+    """Whether the leading dimensions are those of one operand, which is no vector on the right, nor
+    one on the left of many matrices."""
+    of_a, of_b = known_dims(a), known_dims(b)
+    if len(of_b) < 2 or (len(of_a) < 2 and len(of_b) > 2):
+        return False
+    single = not (_is_batched(of_a) and _is_batched(of_b))
+    return single or (len(of_a) == len(of_b) and all(map(same_dim, of_a[:-2], of_b[:-2])))
+
+
+def _is_transposed(axes: Axes) -> bool:
+    """Whether the last dimension that is stored is the one but last of the operand."""
+    return len(axes) - 1 == axes[-2]
+
+
+def straight(axes: Axes) -> Axes:
+    """The axes of b, its last two dimensions as micro-kernels take them."""
+    return (*axes[:-2], axes[-1], axes[-2]) if _is_transposed(axes) else axes
+
+
+def _left(a: Expr, var: Var, bindings: Bindings, batched: bool) -> Operand:
+    """Where `a`, the left operand of `var`, can be read from: its last dimension stays the last.
+
+    Rows that share one matrix are rows of one product only where they lie in order.
+    """
+    ndim = len(known_dims(a))
+    if ndim == 1:
+        return Operand(a, (None, 0))
+    fits = (lambda axes: axes[-1] == ndim - 1) if batched else (lambda axes: not is_permuted(axes))
+    return _read_from(a, var, bindings, fits)
+
+
+def _right(b: Expr, var: Var, bindings: Bindings) -> Operand:
+    """Where `b`, the right operand of `var`, can be read from: one of its last two dimensions is
+    the last."""
     ndim = len(known_dims(b))
-    straight = tuple(range(ndim))
-    swapped = (*straight[:-2], ndim - 1, ndim - 2)
-    found = b, False
-    for operand in stored_as(Operand(b, straight), var, bindings):
-        if operand.axes not in (straight, swapped):
-            continue
-        if bindings.reaches(operand.stored, bindings.block[var]):
-            found = operand.stored, operand.axes == swapped
+    if ndim == 1:
+        return Operand(b, (0, None))
+    return _read_from(b, var, bindings, lambda axes: ndim - 1 in axes[-2:])
+
+
+def _read_from(expr: Expr, var: Var, bindings: Bindings, fits: Callable[[Axes], bool]) -> Operand:
+    """`expr`, an operand of `var`, read from as far up as the layout there `fits`."""
+    found = Operand(expr, tuple(range(len(known_dims(expr)))))
+    for operand in stored_as(found, var, bindings):
+        if fits(operand.axes) and bindings.reaches(operand.stored, bindings.block[var]):
+            found = operand
     return found
 
 
-def match_fused(var: Var, bindings: Bindings) -> Fused:
+def match_fused(var: Var, form: Form, bindings: Bindings) -> Fused:
     """The operators after the matmul `var` that are done on its sums."""
+    if form.has_vectors:
+        return Fused(var, None, None, "none")
     epilogue = match_epilogue(var, bindings, lambda links: _parts(links, var) is not None)
     return _fused(epilogue, var)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from cuda_emulator.errors import TranslationError, quoted
 _RUNTIME = Path(__file__).parent / "runtime"
 #: Names a folder that processes which inherit it share: compiled libraries, and `TALLY`.
 SHARED = "MOONPOLY_EMULATOR_FOLDER"
-#: A file in it that gets one line a compilation.
+#: A file in it that gets one line a compilation: the library, and the test that needed it.
 TALLY = "tally"
 _FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-shared", "-fno-strict-aliasing")
 
@@ -32,8 +35,9 @@ def runtime_library(workdir: Path) -> Path:
     sources = sorted(_RUNTIME.glob("*.cc"))
     text = "".join(path.read_text() for path in sorted(_RUNTIME.iterdir()))
     library = workdir / f"runtime-{_digest(text)}.so"
-    if not library.exists():
-        _compile([*map(str, sources), "-O3", f"-Wl,-soname,{library.name}"], library)
+    with _only_one(library):
+        if not library.exists():
+            _compile([*map(str, sources), "-O3", f"-Wl,-soname,{library.name}"], library)
     return library
 
 
@@ -45,15 +49,24 @@ def kernel_library(cpp: str, source: str, workdir: Path) -> Path:
     """
     runtime = runtime_library(workdir)
     library = workdir / f"kernels-{_digest(runtime.name + cpp)}.so"
-    if not library.exists():
-        text = library.with_suffix(".cc")
-        text.write_text(cpp)
-        link = ("-L", str(workdir), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN")
-        try:
-            _compile(["-O1", "-w", "-I", str(_RUNTIME), str(text), *link], library)
-        except subprocess.CalledProcessError as error:
-            raise TranslationError(_first_error(error.stderr, source)) from None
+    with _only_one(library):
+        if not library.exists():
+            text = library.with_suffix(".cc")
+            text.write_text(cpp)
+            link = ("-L", str(workdir), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN")
+            try:
+                _compile(["-O1", "-w", "-I", str(_RUNTIME), str(text), *link], library)
+            except subprocess.CalledProcessError as error:
+                raise TranslationError(_first_error(error.stderr, source)) from None
     return library
+
+
+@contextlib.contextmanager
+def _only_one(library: Path) -> Iterator[None]:
+    """Within it, no other process makes the same library: it waits, and then finds it."""
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _digest(text: str) -> str:
@@ -64,7 +77,8 @@ def _compile(arguments: list[str], library: Path) -> None:
     """Into a file of another name first: a library that is there is whole."""
     if shared := os.environ.get(SHARED):
         with Path(shared, TALLY).open("a", encoding="utf-8") as lines:
-            lines.write(f"{library.name}\n")  # short: lines of several processes do not mix
+            test = os.environ.get("PYTEST_CURRENT_TEST", "no test").partition(" (")[0]
+            lines.write(f"{library.name} {test}\n")  # short: lines of several processes do not mix
     handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:

@@ -72,7 +72,13 @@ class Machine:
 
     def may_touch(self, tensor: Any) -> None:
         """Let kernels touch a tensor, besides the arguments of a virtual machine's calls."""
-        self._memories[tensor.data_ptr()] = _memory(tensor)
+        begin, memory = tensor.data_ptr(), _memory(tensor)
+        end = begin + memory.nbytes
+        # what was freed and given out again is of the new tensor alone
+        self._memories = {
+            at: old for at, old in self._memories.items() if at >= end or at + old.nbytes <= begin
+        }
+        self._memories[begin] = memory
 
     def _load(self, data: Any) -> Any:
         """What TVM's CUDA runtime does with a module, which must hold machine code: a library whose

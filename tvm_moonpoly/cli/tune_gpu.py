@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tvm_moonpoly.cli import command, output, tune_gpu_import, tune_gpu_stage
-from tvm_moonpoly.cli.command import UserError
+from tvm_moonpoly.cli import command, tune_gpu_dry, tune_gpu_import, tune_gpu_stage
 from tvm_moonpoly.tuning import options
 
 if TYPE_CHECKING:
-    from tvm_moonpoly.microkernels.cuda import Form
-    from tvm_moonpoly.tuning.cuda.dry_run import Candidate
+    pass
 
 OPTION = "--gpu"
 
@@ -35,69 +31,22 @@ moonpoly tune --gpu nvidia-a100 --propose wanted.json
 moonpoly tune --gpu nvidia-a100 --replay results.json --propose wanted.json
 """
 
-#: The forms that are listed by default.
+#: Tiles that are tried of each form and size of blocks.
+_TRIALS, _DRY_TRIALS = 16, 4
+
+#: The forms that a dry run searches by default.
 _USUAL = ("f16_f16_nn", "f16_f16_nt", "f16_f16_nn_any")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what the compiler tells of a GPU's micro-kernels, or write a log of it."""
+    """Run the stage that the options ask for."""
     told = _parsed(arguments)
     if told.import_ is not None:
         return tune_gpu_import.run(told)
     if not told.dry_run:
         return tune_gpu_stage.run(told)
-    tune_gpu_stage.need_nvcc()
-    return _write(told) if told.write else _list(told)
-
-
-def _list(told: argparse.Namespace) -> int:
-    from tvm_moonpoly.microkernels.cuda import GPUS
-    from tvm_moonpoly.tuning.cuda import computed, dry_run
-
-    gpu, found = GPUS[told.gpu], {}
-    compile = functools.partial(dry_run.compiled, gpu=gpu)
-    for form in tune_gpu_stage.forms(told.form):
-        with output.working(f"compiling micro-kernels, {form.name}, for {gpu.arch}"):
-            chosen, rejected = computed.shortlist(form, gpu, told.count, compile)
-            found[form] = [*chosen, *rejected]
-    if told.json:
-        output.print_json(
-            {
-                "gpu": asdict(gpu),
-                "measured": False,
-                "kernels": [_described(each) for group in found.values() for each in group],
-            }
-        )
-        return 0
-    console = output.console()
-    for form, group in found.items():
-        _print(console, form, group)
-    output.say(console, f"{gpu.name} ({gpu.arch}): costs are computed, nothing was measured")
-    return 0
-
-
-def _write(told: argparse.Namespace) -> int:
-    """The log of what is known without measuring, one file a dtype."""
-    from tvm_moonpoly.microkernels.cuda import GPUS
-    from tvm_moonpoly.operators.cuda import machine_code
-    from tvm_moonpoly.tuning.cuda import computed, dry_run, gpu_logs
-
-    gpu = GPUS[told.gpu]
-    paths = {dtype: gpu_logs.path_of(gpu, dtype, told.output) for dtype in gpu_logs.DTYPES}
-    for path in paths.values():
-        if gpu_logs.is_measured(path, gpu):
-            raise UserError(f"{path} was measured, and is not replaced by what is computed")
-    counts = computed.Counts(elite=told.count)
-    compile = functools.partial(dry_run.compiled, gpu=gpu)
-    compiler = machine_code.compiler()
-    console = output.console()
-    for dtype, path in paths.items():
-        with output.working(f"compiling micro-kernels, {dtype}, for {gpu.arch}"):
-            found = computed.log_of(gpu, dtype, compile, counts)
-        if not gpu_logs.write(path, gpu, found, {"compiler": compiler}):
-            return 1  # and has said why
-        output.say(console, f"wrote {path}: {len(found.kernels)} micro-kernels, {found.status}")
-    return 0
+    tune_gpu_stage.need_compiler()
+    return tune_gpu_dry.write(told) if told.write else tune_gpu_dry.search(told)
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -120,7 +69,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--propose and --replay go without --rpc, --dry-run and --import")
     if told.count is not None and not told.dry_run:
         parser.error("--count goes with --dry-run")
-    told.count = told.count or 8
+    told.trials = told.trials or (_DRY_TRIALS if told.dry_run else _TRIALS)
     if told.dry_run:
         told.form = told.form or list(_USUAL)
     return told
@@ -131,8 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         "tune --gpu",
         "Search the micro-kernels of a GPU, measure them, and write its tuning log. A stage that "
         "was stopped goes on where it was: run the same command again. --dry-run does all but the "
-        "measuring, and lists what the compiler tells of each kernel. --propose and --replay let "
-        "search here and measuring elsewhere alternate.",
+        "measuring: it searches by computed costs, and lists what the compiler tells of each "
+        "candidate. --propose and --replay let search here and measuring elsewhere alternate.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -152,13 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--count",
         type=command.positive,
-        help="with --dry-run: kernels of each form (default: 8)",
+        help="with --dry-run: candidates of each form that are listed, the best (default: all); "
+        "with --write kernels of each form that computed costs choose (default: 8)",
     )
     parser.add_argument(
         "--trials",
         type=command.positive,
-        default=16,
-        help="tiles that are measured of each form and size of blocks (default: 16)",
+        help="tiles that are measured of each form and size of blocks (default: "
+        f"{_TRIALS}, with --dry-run {_DRY_TRIALS})",
     )
     parser.add_argument(
         "--minutes",
@@ -211,43 +161,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _print(console: Any, form: Form, group: Sequence[Candidate]) -> None:
-    columns = (
-        "tile", "warps", "stages", "store", "registers", "spills", "shared", "blocks",
-        "limited by", "of peak, computed", "",
-    )  # fmt: skip
-    rows = [
-        (
-            f"{c.tile.block_m}x{c.tile.block_n}x{c.tile.block_k}",
-            f"{c.tile.warps_m}x{c.tile.warps_n}",
-            c.tile.stages,
-            c.tile.epilogue,
-            c.resources.registers,
-            output.size(c.resources.spill_stores + c.resources.spill_loads),
-            output.size(c.shared_bytes),
-            c.occupancy.blocks,
-            c.occupancy.limit,
-            "-" if c.of_peak is None else f"{c.of_peak:.0%}",
-            f"rejected: {c.reason}" if c.reason else "",
-        )
-        for c in group
-    ]
-    table = output.table(columns, rows)
-    table.title = form.name
-    console.print(table)
-
-
-def _described(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "name": candidate.name,
-        "tile": asdict(candidate.tile),
-        "form": asdict(candidate.form),
-        "resources": asdict(candidate.resources),
-        "shared_bytes": candidate.shared_bytes,
-        "blocks": candidate.occupancy.blocks,
-        "limited_by": candidate.occupancy.limit,
-        "of_peak_computed": candidate.of_peak,
-        "rejected": candidate.reason or None,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tvm_moonpoly.tuning.cuda.measured import Conclusion
     from tvm_moonpoly.tuning.cuda.results import Results
 
-_TOLD = 5  # remarks on kernels that are told one by one
+_TOLD = 5  # remarks that are told one by one
 
 
 def run(told: argparse.Namespace) -> int:
@@ -25,12 +25,13 @@ def run(told: argparse.Namespace) -> int:
     from tvm_moonpoly.tuning.cuda import gpu_logs, measured, results
 
     found = results.read(told.import_)
-    found_for = {}
+    found_for, names = {}, set()
     try:
         gpu = results.gpu_of(found) if told.gpu is None else GPUS[told.gpu]
         results.check_gpu(found, gpu)
         for dtype in gpu_logs.DTYPES:
             known = _known(gpu, dtype, told.output)
+            names |= {kernel.name for kernel in known.kernels}
             conclusion = measured.conclude(known, found, gpu)
             if conclusion is not None:
                 found_for[dtype] = conclusion
@@ -50,6 +51,13 @@ def run(told: argparse.Namespace) -> int:
         )
     else:
         show(found_for, paths)
+        unknown = [task.kernel for task in found.seconds if task.kernel not in names]
+        if unknown:
+            output.say(
+                output.console(),
+                f"{len(unknown)} launches are of micro-kernels that no log of {gpu.name} has, as "
+                f"{unknown[0]}",
+            )
     return 0 if len(paths) == len(found_for) else 1
 
 
@@ -83,10 +91,7 @@ def show(concluded: Mapping[str, Conclusion], paths: list[Path]) -> None:
         for summary in conclusion.forms
         for name, why in summary.remarks.items()
     }
-    for name, why in list(remarks.items())[:_TOLD]:
-        output.say(console, f"{name}: {why}")
-    if len(remarks) > _TOLD:
-        output.say(console, f"and {len(remarks) - _TOLD} more; --json lists all")
+    show_remarks([f"{name}: {why}" for name, why in remarks.items()], console, "; --json lists all")
     for dtype, conclusion in concluded.items():
         fit = ""
         if conclusion.errors:
@@ -98,6 +103,14 @@ def show(concluded: Mapping[str, Conclusion], paths: list[Path]) -> None:
         output.say(console, f"{dtype}: {conclusion.contents.status}{fit}")
     for path in paths:
         output.say(console, f"wrote {path}")
+
+
+def show_remarks(remarks: Sequence[str], console: Any, more: str = "") -> None:
+    """The first of some remarks, and how many others there are; ``more`` says where they are."""
+    for each in remarks[:_TOLD]:
+        output.say(console, each)
+    if len(remarks) > _TOLD:
+        output.say(console, f"and {len(remarks) - _TOLD} more{more}")
 
 
 def _known(gpu: Gpu, dtype: str, folder: Path | None) -> Contents:

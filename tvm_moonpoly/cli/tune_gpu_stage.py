@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tvm_moonpoly.tuning.cuda.bench import Bench
     from tvm_moonpoly.tuning.cuda.device import Device
     from tvm_moonpoly.tuning.cuda.gpu_stage import Outcome, Settings
+    from tvm_moonpoly.tuning.cuda.results import Results
 
 NO_GPU = (
     "no CUDA device was found, and measuring needs one: --rpc measures behind a tracker, --propose "
@@ -28,22 +29,16 @@ NO_GPU = (
 def run(told: argparse.Namespace) -> int:
     """The stage; what is measured is in its journal, and the same command goes on."""
     from tvm_moonpoly.microkernels.cuda import GPUS
-    from tvm_moonpoly.tuning.cuda import bench, gpu_logs, results
+    from tvm_moonpoly.tuning.cuda import bench, gpu_logs
     from tvm_moonpoly.tuning.journal import Busy, Journal
 
     gpu = GPUS[told.gpu]
     by_files = told.propose is not None or told.replay is not None
     if not by_files and told.rpc is None and not _has_gpu():
         raise UserError(NO_GPU)
-    need_nvcc()
+    need_compiler()
     settings = _settings(told)
-    replayed = None
-    if told.replay is not None:
-        replayed = results.read(told.replay)
-        try:
-            results.check_gpu(replayed, gpu)
-        except ValueError as error:
-            raise UserError(f"{told.replay}: {error}") from error
+    replayed = None if told.replay is None else _replayed(told.replay, gpu)
     known = {dtype: _logs_of(gpu, dtype) for dtype in gpu_logs.DTYPES}
     path = told.journal or journal_path(gpu)
     try:
@@ -67,6 +62,34 @@ def run(told: argparse.Namespace) -> int:
                 return INTERRUPTED
 
 
+def _replayed(path: Path, gpu: Gpu) -> Results:
+    """The results in a file, without what this stage does not time, which is told.
+
+    Raises UserError where nothing is left.
+    """
+    from tvm_moonpoly.tuning.cuda import results
+
+    found = results.read(path)
+    try:
+        results.check_gpu(found, gpu)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    taken, reasons = results.fitting(found, gpu)
+    first = next(iter(reasons.values()), "")
+    if not (taken.seconds or taken.failed):
+        raise UserError(
+            f"{path}: none of its {len(reasons)} launches is one that a stage of {gpu.name} times, "
+            f"as the first: {first}"
+        )
+    if reasons:
+        console = output.console()
+        output.say(console, f"{path}: {len(reasons)} launches are none that this stage times:")
+        tune_gpu_import.show_remarks(
+            [f"{task.kernel}: {why}" for task, why in reasons.items()], console
+        )
+    return taken
+
+
 def journal_path(gpu: Gpu) -> Path:
     """Where the journal lies by default."""
     from tvm_moonpoly.tuning import journal
@@ -74,21 +97,19 @@ def journal_path(gpu: Gpu) -> Path:
     return journal.own_path(gpu.name)
 
 
-def need_nvcc() -> None:
-    """Raise UserError where there is no nvcc."""
-    from tvm_moonpoly.microkernels.cuda import find_nvcc
+def need_compiler() -> None:
+    """Raise UserError where kernels cannot be compiled."""
+    from tvm_moonpoly.operators.cuda import machine_code
 
-    if find_nvcc() is None:
-        raise UserError(
-            "nvcc was not found on PATH, nor below CUDA_HOME or CUDA_PATH: install a CUDA toolkit"
-        )
+    if machine_code.compiler() is None:
+        raise UserError(machine_code.MISSING)
 
 
 def forms(names: Sequence[str]) -> list[Form]:
     """The forms that ``--form`` names. Raises UserError."""
-    from tvm_moonpoly.tuning.cuda import dry_run
+    from tvm_moonpoly.microkernels.cuda.form import FORMS
 
-    known = {form.name: form for form in dry_run.FORMS}
+    known = {form.name: form for form in FORMS}
     for name in names:
         if name not in known:
             raise UserError(f"--form must be one of {', '.join(known)}, not {name!r}")

@@ -18,10 +18,11 @@ from collections.abc import Iterable
 
 from tvm_moonpoly.costmodel.cuda import BlockCost, CudaTable
 from tvm_moonpoly.microkernels.cuda.candidates import registers_estimate
+from tvm_moonpoly.microkernels.cuda.form import ITEM_BYTES, Form
 from tvm_moonpoly.microkernels.cuda.gpus import Gpu
 from tvm_moonpoly.microkernels.cuda.kernel import kernel_name
 from tvm_moonpoly.microkernels.cuda.occupancy import occupancy
-from tvm_moonpoly.microkernels.cuda.tile import ITEM_BYTES, CudaTile, Form, shared_bytes
+from tvm_moonpoly.microkernels.cuda.tile import CudaTile, shared_bytes
 
 #: Bytes a cycle and multiprocessor.
 SHARED_BYTES, L2_BYTES = 128.0, 5120 / 108

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tvm_moonpoly.costmodel.cuda import BlockCost, CudaTable
+from tvm_moonpoly.microkernels.cuda.form import Form
 from tvm_moonpoly.microkernels.cuda.gpus import architecture
 from tvm_moonpoly.microkernels.cuda.kernel import kernel_name
-from tvm_moonpoly.microkernels.cuda.tile import CudaTile, Form, check
+from tvm_moonpoly.microkernels.cuda.tile import CudaTile, check
 
 #: Kernels of a log; those of all forms of a dtype are some hundred.
 MOST_KERNELS = 4096

@@ -105,6 +105,13 @@ class Product:
             entries[0] = entries[0] * select(self._memory[dim + 2] == 0, 1, self._memory[dim])
         return let(entries[0])
 
+    def batch_dim(self, index: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+        """Of a batch dimension of more than one entry, the last is ``index`` 0: its size, and the
+        steps of a, b and out."""
+        dim = let(len(_NUMBERS) + _BATCH_FIELDS * index)
+        size, a, b, out = (let(self._memory[dim + i]) for i in range(_BATCH_FIELDS))
+        return size, a, b, out
+
     def offsets(self, which: Expr) -> tuple[Expr, Expr, Expr]:
         """Where the matrices of batch entry ``which`` begin in a, b and out."""
         offset, rest = [scratch(1, INT) for _ in range(3)], scratch(1, INT)

@@ -12,6 +12,10 @@ from bench.gpu.runner.device import Device
 from bench.gpu.runner.operands import Operands, Pool
 from bench.gpu.runner.timing import Timer
 
+#: Codes of four axes, in order, and with the last two the other way round; see
+#: `tvm_moonpoly.operators.encode_axes`.
+_IN_ORDER, _TURNED = 4 << 32 | 0x3210, 4 << 32 | 0x2310
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -32,7 +36,8 @@ def bind(setting: Setting, case: Mapping[str, Any], operands: Operands) -> Calla
     """The call of a case on its operands.
 
     A case with ``launches``, each a kernel and the four numbers of its region (first row and
-    column, tiles down and across), launches these; any other calls the operator of its library.
+    column, tiles down and across), launches these; any other calls the operator of its library,
+    with the codes of axes where it has heads.
     """
     library = setting.bundle.library(case["library"])
     given = operands.tensors(setting.device)
@@ -43,6 +48,10 @@ def bind(setting: Setting, case: Mapping[str, Any], operands: Operands) -> Calla
 
     if "launches" in case:
         steps = [(found(name), tuple(region)) for name, *region in case["launches"]]
+    elif case.get("heads"):
+        b_axes = _TURNED if library["b_transposed"] else _IN_ORDER
+        tensors[2:2] = [_IN_ORDER, b_axes, _IN_ORDER]
+        steps = [(found(library["by_axes"]), ())]
     else:
         steps = [(found(library["function"]), ())]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,11 @@ _ALIGNED = 128
 
 @dataclass(frozen=True)
 class Matrix:
-    """``batch`` matrices of ``rows`` rows in device memory; strides in elements."""
+    """``batch`` matrices of ``rows`` rows in device memory; strides in elements.
+
+    Where there are ``heads``, so many follow one another ``columns`` apart, and ``batch_stride`` is
+    from one such group to the next.
+    """
 
     address: int
     dtype: str
@@ -32,17 +36,31 @@ class Matrix:
     columns: int
     batch_stride: int
     row_stride: int
+    heads: int = 0
+
+    def at(self, entry: int) -> int:
+        """Where a matrix of the batch begins, in elements."""
+        group, head = divmod(entry, self.heads or 1)
+        return group * self.batch_stride + head * self.columns
+
+    def single(self, entry: int) -> Matrix:
+        """One matrix of the batch."""
+        address = self.address + self.at(entry) * BYTES[self.dtype]
+        return replace(self, address=address, batch=1, heads=0)
 
     @property
     def elements(self) -> int:
         """From the first to behind the last."""
         if 0 in (self.batch, self.rows, self.columns):
             return 0
-        last = (self.batch - 1) * self.batch_stride + (self.rows - 1) * self.row_stride
-        return last + self.columns
+        return self.at(self.batch - 1) + (self.rows - 1) * self.row_stride + self.columns
 
     def tensor(self, device: Device) -> Any:
-        """As a device's tensor of three dimensions."""
+        """As a device's tensor of three dimensions, of four where there are heads."""
+        if self.heads:
+            shape = (self.batch // self.heads, self.heads, self.rows, self.columns)
+            strides = (self.batch_stride, self.columns, self.row_stride, 1)
+            return device.tensor(self.address, self.dtype, shape, strides)
         return device.tensor(
             self.address,
             self.dtype,
@@ -62,7 +80,7 @@ class Operands:
     residual: Matrix | None
 
     def tensors(self, device: Device) -> list[Any]:
-        """In the order of the functions' arguments."""
+        """In the order of the functions' arguments; a and b are the first."""
         found = [self.a.tensor(device), self.b.tensor(device)]
         if self.bias is not None:
             bias = self.bias
@@ -126,12 +144,13 @@ class Pool:
     def operands(self, case: Mapping[str, Any], library: Mapping[str, Any]) -> Operands:
         """Those of a case: ``batch, m, n, k`` and, where they are not 0, ``pad`` (elements between
         rows, by the operand's letter), ``shift`` (elements that A and B begin after an aligned
-        address) and ``shared`` (whether all batches have one B).
+        address), ``shared`` (whether all batches have one B) and ``heads`` (which lie between rows
+        and columns, in batch / heads groups).
 
         Raises MemoryError when the device has no room for them.
         """
         batch, m, n, k = (case[name] for name in ("batch", "m", "n", "k"))
-        pad, shift = case.get("pad", {}), case.get("shift", 0)
+        pad, shift, heads = case.get("pad", {}), case.get("shift", 0), case.get("heads", 0)
         b_rows, b_columns = (n, k) if library["b_transposed"] else (k, n)
         b_batch = 1 if case.get("shared") else batch
         dtype = library["dtype_in"]
@@ -140,14 +159,15 @@ class Pool:
             plans.append(("bias", library["dtype_out"], 1, 1, n))
         if library["residual"]:
             plans.append(("residual", library["dtype_out"], batch, m, n))
-        placed: list[tuple[str, str, int, int, int, int, int]] = []
+        placed: list[tuple[str, str, int, int, int, int, int, int]] = []
         ends: dict[str, int] = {}
         for name, dtype, count, rows, columns in plans:
             moved = shift if name in ("a", "b") else 0
             begin = -(-ends.get(dtype, 0) // _ALIGNED) * _ALIGNED + moved
-            stride = columns + pad.get(name, 0)
-            ends[dtype] = begin + count * rows * stride
-            placed.append((name, dtype, begin, count, rows, columns, stride))
+            side = 0 if name == "bias" else heads
+            stride = columns * (side or 1) + pad.get(name, 0)
+            ends[dtype] = begin + count // (side or 1) * rows * stride
+            placed.append((name, dtype, begin, count, rows, columns, stride, side))
         bases = {dtype: self.numbers(dtype, end + 1) for dtype, end in ends.items()}
         found = {
             name: Matrix(
@@ -158,11 +178,12 @@ class Pool:
                 columns,
                 0 if count == 1 and batch > 1 else rows * stride,
                 stride,
+                side,
             )
-            for name, dtype, begin, count, rows, columns, stride in placed
+            for name, dtype, begin, count, rows, columns, stride, side in placed
         }
-        stride = n + pad.get("c", 0)
+        stride = n * (heads or 1) + pad.get("c", 0)
         dtype = library["dtype_out"]
-        address = self.result(batch * m * stride * BYTES[dtype])
-        c = Matrix(address, dtype, batch, m, n, m * stride, stride)
+        address = self.result(batch // (heads or 1) * m * stride * BYTES[dtype])
+        c = Matrix(address, dtype, batch, m, n, m * stride, stride, heads)
         return Operands(found["a"], found["b"], c, found.get("bias"), found.get("residual"))

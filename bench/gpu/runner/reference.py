@@ -73,7 +73,7 @@ class NumpyReference:
     def _numbers(self, matrix: Matrix, entry: int, rows: list[int], columns: list[int]) -> Any:
         """Some rows and columns of a matrix as float32: (len(rows), len(columns))."""
         size = BYTES[matrix.dtype]
-        base = matrix.address + entry * matrix.batch_stride * size
+        base = matrix.address + matrix.at(entry) * size
         parts = []
         for first, count in _runs(rows):
             line = [
@@ -126,17 +126,17 @@ class TorchReference:
     def judge(self, operands: Operands, library: Mapping[str, Any]) -> Verdict:
         """The verdict on the result that lies in the operands' ``c``."""
         torch, c = self._torch, operands.c
-        given = [m.tensor(self._device) for m in (operands.a, operands.b, c)]
-        a, b, got = (torch.from_dlpack(tensor) for tensor in given)
-        b = b.transpose(1, 2) if library["b_transposed"] else b
         worst = 0.0
         for entry in _entries(c.batch, _ENTRIES, np.random.default_rng(c.batch)):
+            given = [m.single(entry).tensor(self._device) for m in (operands.a, operands.b, c)]
+            a, b, got = (torch.from_dlpack(tensor)[0] for tensor in given)
+            b = b.transpose(0, 1) if library["b_transposed"] else b
             for left, right in _chunks(c.columns, max(1, _AT_ONCE // max(1, operands.a.columns))):
-                wide = b[entry, :, left:right].float()
+                wide = b[:, left:right].float()
                 for top, bottom in _chunks(c.rows, max(1, _AT_ONCE // max(1, right - left))):
-                    total = a[entry, top:bottom].float() @ wide
+                    total = a[top:bottom].float() @ wide
                     total = self._epilogue(total, operands, library, entry, (top, left))
-                    seen = got[entry, top:bottom, left:right].float()
+                    seen = got[top:bottom, left:right].float()
                     off = (seen - total).abs() / allowed(total, c.dtype, operands.a.columns)
                     largest = float(off.max())
                     if not largest <= 1:
@@ -160,8 +160,8 @@ class TorchReference:
             tensor = operands.bias.tensor(self._device)
             total = total + torch.from_dlpack(tensor)[0, 0, left : left + columns].float()
         if operands.residual is not None:
-            tensor = operands.residual.tensor(self._device)
-            added = torch.from_dlpack(tensor)[entry, top : top + rows, left : left + columns]
+            tensor = operands.residual.single(entry).tensor(self._device)
+            added = torch.from_dlpack(tensor)[0, top : top + rows, left : left + columns]
             total = total + added.float()
         functions = torch.nn.functional
         if library["activation"] == "gelu_tanh":
@@ -173,7 +173,8 @@ class TorchReference:
 
 def outside(device: Device, c: Matrix) -> Verdict | None:
     """A verdict where something was written between the rows of the result."""
-    gap = c.row_stride - c.columns
+    # between the rows of a head lie those of others
+    gap = 0 if c.heads else c.row_stride - c.columns
     if not gap or not c.elements:
         return None
     size = BYTES[c.dtype]

@@ -5,12 +5,16 @@ all but `resources`, `cubin`, `ptx` and `sass` without a CUDA toolkit.
 """
 
 from tvm_moonpoly.microkernels.cuda.candidates import candidates, registers_estimate, space
+from tvm_moonpoly.microkernels.cuda.cubin_resources import resources_of
+from tvm_moonpoly.microkernels.cuda.form import ACTIVATIONS, Epilogue, Form
 from tvm_moonpoly.microkernels.cuda.gpus import (
     ARCHITECTURES,
     GPUS,
     Architecture,
     Gpu,
     architecture,
+    detected,
+    is_named,
     products,
 )
 from tvm_moonpoly.microkernels.cuda.kernel import COMMON_SHARED_BYTES, build, kernel_name
@@ -27,13 +31,10 @@ from tvm_moonpoly.microkernels.cuda.resources import (
     sass,
 )
 from tvm_moonpoly.microkernels.cuda.tile import (
-    ACTIVATIONS,
     EPILOGUE_PATHS,
     MAX_BATCH,
     MAX_OPERAND_ELEMENTS,
     CudaTile,
-    Epilogue,
-    Form,
     Requirements,
     requirements,
     shared_bytes,
@@ -60,9 +61,11 @@ __all__ = [
     "candidates",
     "cubin",
     "cuda_source",
+    "detected",
     "find_nvcc",
     "find_nvdisasm",
     "host_module",
+    "is_named",
     "kernel_name",
     "lower",
     "lower_parts",
@@ -73,6 +76,7 @@ __all__ = [
     "registers_estimate",
     "requirements",
     "resources",
+    "resources_of",
     "sass",
     "shared_bytes",
     "space",

@@ -5,17 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from tvm_moonpoly.microkernels.cuda.form import Form
 from tvm_moonpoly.microkernels.cuda.gpus import architecture
-from tvm_moonpoly.microkernels.cuda.tile import (
-    BLOCK_M,
-    BLOCK_N,
-    CHUNK,
-    MMA,
-    WARP,
-    CudaTile,
-    Form,
-    check,
-)
+from tvm_moonpoly.microkernels.cuda.tile import BLOCK_M, BLOCK_N, CHUNK, MMA, WARP, CudaTile, check
 
 #: Registers of a thread beside accumulators and fragments: addresses, counters, guards.
 _OTHER_REGISTERS = 40

@@ -9,8 +9,9 @@ of the products (multiprocessors, clocks, caches, bandwidth, peaks of dense tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tvm.runtime import Device
 from tvm.target import Target
 
 
@@ -93,14 +94,18 @@ class Gpu:
         """Its tvm Target, with an LLVM host. (tvm has tags for some of these GPUs only.)
 
         Of shared memory it tells what a block may have statically, as tvm's tags do: tvm's own
-        schedules allocate no other.
+        schedules allocate no other. One that is not among `GPUS` tells its multiprocessors and
+        clock after its name, see `products`.
         """
         limits = self.architecture
+        known = GPUS.get(self.name) == self
         return Target(
             {
                 "kind": "cuda",
                 "arch": self.arch,
-                "model": self.name,
+                "model": self.name
+                if known
+                else f"{self.name}:{self.multiprocessors}:{self.clock_mhz}",
                 "max_threads_per_block": limits.block_threads,
                 "max_shared_memory_per_block": STATIC_SHARED_BYTES,
                 "registers_per_block": limits.registers,
@@ -166,16 +171,67 @@ GPUS = {
 
 
 def products(target: Target) -> list[Gpu]:
-    """The known GPUs that ``target`` may mean, the likeliest first; none for what the micro-kernels
-    are not made for.
+    """The GPUs that ``target`` may mean, the likeliest first; none for what the micro-kernels are
+    not made for.
 
-    A target names its GPU by ``model``, as those of `Gpu.target` do. Of others, like tvm's tags,
-    the compute capability is known, and mostly how large the L2 cache is.
+    A target names its GPU by ``model``, as those of `Gpu.target` do. tvm's targets have no place
+    for how many multiprocessors there are: ``model`` may tell them of any GPU and its clock in MHz,
+    as ``nvidia-a30:56:1440``. Of others, like tvm's tags, the compute capability is known, and
+    mostly how large the L2 cache is.
+
+    Raises ValueError where a ``model`` with colons tells no such numbers.
     """
     if str(target.kind.name) != "cuda":
         return []
     # sm_90a runs what is made for sm_90
     arch = str(target.attrs.get("arch", "")).removesuffix("a")
-    model, l2_bytes = target.attrs.get("model"), target.attrs.get("l2_cache_size_bytes")
+    model, l2_bytes = str(target.attrs.get("model", "")), target.attrs.get("l2_cache_size_bytes")
     found = [gpu for gpu in GPUS.values() if gpu.arch == arch]
-    return sorted(found, key=lambda gpu: (gpu.name != model, gpu.l2_bytes != l2_bytes))
+    found.sort(key=lambda gpu: (gpu.name != model, gpu.l2_bytes != l2_bytes))
+    if ":" not in model or not found:
+        return found
+    name, *numbers = model.split(":")
+    if len(numbers) != 2 or not all(n.isdecimal() and 0 < int(n) < 1 << 16 for n in numbers):
+        raise ValueError(
+            f"target: model: must be a name, or name:multiprocessors:clock in MHz, not {model!r}"
+        )
+    count, clock = map(int, numbers)
+    return [_like(found[0], name, count, clock, int(l2_bytes or found[0].l2_bytes)), *found]
+
+
+def detected(device: Device) -> Gpu | None:
+    """The GPU of this machine as its driver tells it, for `Gpu.target`: one of `GPUS`, or with its
+    own multiprocessors, clock and L2 cache. None where there is none that the micro-kernels are
+    made for."""
+    if not device.exist:
+        return None
+    arch = "sm_" + "".join(str(device.compute_version).split(".")[:2])
+    alike = [gpu for gpu in GPUS.values() if gpu.arch == arch]
+    name, count = str(device.device_name), int(device.multi_processor_count)
+    for gpu in alike:
+        if is_named(gpu, name) and gpu.multiprocessors == count:
+            return gpu
+    if not alike:
+        return None
+    plain = "-".join(name.lower().replace(":", " ").split())
+    clock = int(device.max_clock_rate) // 1000  # told in kHz
+    return _like(alike[0], plain, count, clock, device.l2_cache_size_bytes or alike[0].l2_bytes)
+
+
+def is_named(gpu: Gpu, device_name: str) -> bool:
+    """Whether a driver's name of a device may be of ``gpu``."""
+    words = [word.lower() for word in device_name.replace("-", " ").split()]
+    # nvidia-rtx4090 is told as NVIDIA GeForce RTX 4090
+    product = gpu.name.removeprefix("nvidia-")
+    return product in words or product in map("".join, zip(words, words[1:], strict=False))
+
+
+def _like(gpu: Gpu, name: str, multiprocessors: int, clock_mhz: int, l2_bytes: int) -> Gpu:
+    return replace(
+        gpu,
+        name=name,
+        multiprocessors=multiprocessors,
+        clock_mhz=clock_mhz,
+        l2_bytes=l2_bytes,
+        source=f"as told; else as {gpu.name}",
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tvm_moonpoly.microkernels.cuda.form import Epilogue, Form
 from tvm_moonpoly.microkernels.cuda.multistage import STAGED, STAGES
 from tvm_moonpoly.microkernels.cuda.raster import RASTER
 from tvm_moonpoly.microkernels.cuda.schedule import schedule
 from tvm_moonpoly.microkernels.cuda.semantics import semantics
-from tvm_moonpoly.microkernels.cuda.tile import CudaTile, Epilogue, Form, check
+from tvm_moonpoly.microkernels.cuda.tile import CudaTile, check
 
 #: Shared memory that one block may have on every GPU of the family, sm_80 to sm_90.
 COMMON_SHARED_BYTES = 99 << 10

@@ -8,22 +8,32 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Registers a thread; bytes of static shared memory, of spills and of stack.
+    """Registers a thread; bytes of static shared memory, of spills (None where that is not known)
+    and of stack, on which what is spilled lies.
 
     Dynamic shared memory is chosen at launch: see `tile.shared_bytes`.
     """
 
     registers: int
     shared_bytes: int
-    spill_stores: int
-    spill_loads: int
+    spill_stores: int | None
+    spill_loads: int | None
     stack: int
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that spilled registers are stored and loaded by; where that is not known, those of
+        the stack, which are 0 where nothing is spilled."""
+        if self.spill_stores is None or self.spill_loads is None:
+            return self.stack
+        return self.spill_stores + self.spill_loads
 
 
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for")
@@ -58,8 +68,16 @@ def resources(cuda_source: str, arch: str) -> dict[str, Resources]:
 
     Raises RuntimeError when nvcc is missing, or does not accept the source.
     """
-    report = _nvcc(cuda_source, arch, ["-cubin", "-Xptxas", "-v"])[0]
-    return parse(report)
+    return parse(compiled(cuda_source, arch)[0])
+
+
+def compiled(cuda_source: str, arch: str, options: Sequence[str] = ()) -> tuple[str, bytes]:
+    """What ptxas reports of CUDA source compiled for ``arch``, for `parse`, and the machine code.
+
+    ``options``: more of nvcc's. Raises RuntimeError when nvcc is missing, or does not accept the
+    source.
+    """
+    return _nvcc(cuda_source, arch, ["-cubin", "-Xptxas", "-v", *options])
 
 
 def parse(report: str) -> dict[str, Resources]:

@@ -9,16 +9,9 @@ from tvm import s_tir, tirx
 
 from tvm_moonpoly.microkernels.cuda import intrinsics
 from tvm_moonpoly.microkernels.cuda.collapse import COLLAPSE
+from tvm_moonpoly.microkernels.cuda.form import Epilogue, Form
 from tvm_moonpoly.microkernels.cuda.intrinsics import fragment
-from tvm_moonpoly.microkernels.cuda.tile import (
-    CHUNK,
-    MMA,
-    WARP,
-    CudaTile,
-    Epilogue,
-    Form,
-    store_elements,
-)
+from tvm_moonpoly.microkernels.cuda.tile import CHUNK, MMA, WARP, CudaTile, store_elements
 
 #: A loop, or a block, of a schedule.
 Ref = Any

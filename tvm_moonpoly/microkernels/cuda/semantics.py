@@ -16,14 +16,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from tvm_moonpoly.microkernels.cuda.tile import (
-    CHUNK,
-    ITEM_BYTES,
-    CudaTile,
-    Epilogue,
-    Form,
-    store_elements,
-)
+from tvm_moonpoly.microkernels.cuda.form import ITEM_BYTES, Epilogue, Form
+from tvm_moonpoly.microkernels.cuda.tile import CHUNK, CudaTile, store_elements
 
 Expr = Any
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-#: Bytes of an element.
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-INPUTS = ("float16", "bfloat16")
+from tvm_moonpoly.microkernels.cuda.form import ITEM_BYTES, Form
 
 #: Ways of the result from the accumulators to memory, and the elements that one thread stores at
 #: once (None: 16 bytes). Registers hold a pair of neighbours, so pairs need no exchange; 16 bytes
 #: go through shared memory.
 EPILOGUE_PATHS = {"elements": 1, "pairs": 2, "shared": None}
-
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 #: Rows, columns and depth of one step of the tensor cores: two mma.sync m16n8k16 side by side.
 MMA = 16
@@ -36,59 +32,7 @@ BLOCK_K = (16, 32, 64, 128)
 MAX_STAGES = 8
 
 
-@dataclass(frozen=True)
-class Form:
-    """What a micro-kernel computes, apart from its epilogue: dtypes and layouts of the operands.
-
-    ``dtype_in`` of A (M, K) and B; accumulators are float32, and the result is ``dtype_out``.
-    ``b_transposed``: B is (N, K), else (K, N). ``aligned``: rows of A and B begin at multiples of
-    16 bytes and hold a multiple of 8 elements, so that they are copied 16 bytes at a time.
-    """
-
-    dtype_in: str = "float16"
-    dtype_out: str = "float16"
-    b_transposed: bool = False
-    aligned: bool = True
-
-    def __post_init__(self) -> None:
-        if self.dtype_in not in INPUTS:
-            raise ValueError(f"dtype_in: must be one of {INPUTS}, got {self.dtype_in!r}")
-        if self.dtype_out not in (self.dtype_in, "float32"):
-            raise ValueError(
-                f"dtype_out: must be dtype_in ({self.dtype_in}) or float32, got {self.dtype_out!r}"
-            )
-
-    @property
-    def name(self) -> str:
-        """A short, stable name, part of the kernel's."""
-        short = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-        layout = "nt" if self.b_transposed else "nn"
-        access = "" if self.aligned else "_any"
-        return f"{short[self.dtype_in]}_{short[self.dtype_out]}_{layout}{access}"
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What follows the product: ``activation(A @ B + bias + residual)``, in float32.
-
-    bias (N,) and residual (batch, M, N) are of the result's dtype. ``gelu`` is the one with erf,
-    ``gelu_tanh`` its approximation.
-    """
-
-    bias: bool = False
-    activation: str = "none"
-    residual: bool = False
-
-    def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: must be one of {ACTIVATIONS}, got {self.activation!r}")
-
-    @property
-    def name(self) -> str:
-        """A short, stable name, part of the kernel's; empty for the bare product."""
-        words = ["bias"] * self.bias + ["residual"] * self.residual
-        words += [self.activation] * (self.activation != "none")
-        return "_".join(words)
+_NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_([sp])(\d+)_([a-z]+)_r(\d+)")
 
 
 @dataclass(frozen=True)
@@ -192,6 +136,26 @@ class CudaTile:
         return (
             f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warps_m}x{self.warps_n}"
             f"_{layout}{self.stages}_{self.epilogue}_r{self.raster}"
+        )
+
+    @classmethod
+    def named(cls, name: str) -> CudaTile:
+        """The tile that has this `name`; raises ValueError where none can have it."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise ValueError(f"name: {name!r} is not the name of a tile")
+        *sizes, layout, stages, path, raster = found.groups()
+        block_m, block_n, block_k, warps_m, warps_n = map(int, sizes)
+        return cls(
+            block_m,
+            block_n,
+            block_k,
+            warps_m,
+            warps_n,
+            int(stages),
+            layout == "s",
+            path,
+            int(raster),
         )
 
 

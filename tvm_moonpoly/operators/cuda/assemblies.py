@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from tvm.target import Target
 
 from tvm_moonpoly import logs
-from tvm_moonpoly.costmodel import cuda_log
+from tvm_moonpoly.costmodel import cuda_analytic, cuda_log
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
-from tvm_moonpoly.microkernels.cuda import ARCHITECTURES, Form, products
-from tvm_moonpoly.microkernels.cuda.tile import INPUTS
-from tvm_moonpoly.operators.cuda.matmul import Assembly
+from tvm_moonpoly.microkernels.cuda import ARCHITECTURES, GPUS, Form, Gpu, products
+from tvm_moonpoly.microkernels.cuda.form import INPUTS
+from tvm_moonpoly.operators.cuda.assembly import Assembly
 
 #: Micro-kernels of an assembly: the most useful. A plan is weighed in microseconds, and each of
 #: them is compiled once for each epilogue of a model.
 MOST = 8
+
+#: Those that store single elements, for an odd number of columns where rows of both operands are
+#: aligned: of a vocabulary, mostly.
+MOST_SINGLE = 4
 
 
 def supported(target: Target) -> str | None:
@@ -35,8 +40,8 @@ def supported(target: Target) -> str | None:
 def assemblies(
     target: Target, dtype_in: str, dtype_out: str, b_transposed: bool
 ) -> tuple[Assembly, ...]:
-    """The assemblies of a product on ``target``, for `build`: that of aligned operands first, the
-    last one suits all calls.
+    """The assemblies of a product on ``target``, for `build`: those of aligned operands first, of
+    which the second takes any number of columns; the last one suits all calls.
 
     Raises ValueError for dtypes or a target that there are no micro-kernels for, LookupError when
     no tuning log has them all.
@@ -50,8 +55,10 @@ def assembled(
 ) -> tuple[Assembly, ...]:
     """`assemblies` out of what the log of `log_of_product` holds."""
     aligned, unaligned = (Form(dtype_in, dtype_out, b_transposed, each) for each in (True, False))
-    first = found.of(aligned)[:MOST]
-    chosen = [_assembly(aligned, first, found)] if first else []
+    kernels = found.of(aligned)
+    usual = tuple(kernel for kernel in kernels if not kernel.tile.single)[:MOST]
+    single = tuple(kernel for kernel in kernels if kernel.tile.single)[:MOST_SINGLE]
+    chosen = [_assembly(aligned, group, found) for group in (usual, single) if group]
     return (*chosen, _assembly(unaligned, found.of(unaligned)[:MOST], found))
 
 
@@ -93,7 +100,7 @@ def _logs(target: Target, dtype: str) -> list[tuple[logs.TuningLog, Contents]]:
     for log, found in with_contents(stored, arch):
         for fault in found.faults:
             logs.say_once(logging.WARNING, f"{log.origin}: {fault}")
-        usable.append((log, found))
+        usable.append((log, on(gpus[0], found)))
     if usable:
         log, found = usable[0]
         logs.say_once(
@@ -101,6 +108,20 @@ def _logs(target: Target, dtype: str) -> list[tuple[logs.TuningLog, Contents]]:
             f"tuning log of {log.machine_name} ({arch}, {dtype}, {found.status}): {log.origin}",
         )
     return usable
+
+
+def on(gpu: Gpu, found: Contents) -> Contents:
+    """What the log of another GPU of the same compute capability says of ``gpu``: with its number
+    of multiprocessors, and computed costs computed anew unless it is one that is known."""
+    kernels = found.kernels
+    if gpu not in GPUS.values():
+        kernels = tuple(each if each.measured else _computed(each, gpu) for each in kernels)
+    return replace(found, multiprocessors=gpu.multiprocessors, kernels=kernels)
+
+
+def _computed(kernel: Kernel, gpu: Gpu) -> Kernel:
+    cost = cuda_analytic.block_cost(kernel.tile, kernel.form, gpu, kernel.static.registers)
+    return replace(kernel, cost=cost)
 
 
 def with_contents(

@@ -62,9 +62,8 @@ def with_machine_code(modules: Sequence[Module], arch: str) -> list[Module] | No
     if codes is None:
         logs.say_once(
             logging.WARNING,
-            "no compiler for CUDA was found (nvcc on PATH or below CUDA_HOME, or the packages "
-            "cuda-bindings and nvidia-cuda-nvrtc, -runtime, -crt, -cccl): executables hold CUDA "
-            "source, which is compiled when they are loaded",
+            f"{machine_code.MISSING}: executables hold CUDA source, which is compiled when they "
+            "are loaded",
         )
         return None
     parts = zip(modules, sources, codes, strict=True)

@@ -22,7 +22,8 @@ from tvm_moonpoly.microkernels.cuda import Epilogue, Form, lower_parts, products
 from tvm_moonpoly.operators import cache
 from tvm_moonpoly.operators.cuda import device_modules, machine_code
 from tvm_moonpoly.operators.cuda.assemblies import assemblies
-from tvm_moonpoly.operators.cuda.matmul import Assembly, Operator, host_module
+from tvm_moonpoly.operators.cuda.assembly import Assembly, Operator
+from tvm_moonpoly.operators.cuda.matmul import host_module
 from tvm_moonpoly.operators.operator_library import sources_digest
 
 PREFIX = "moonpoly_cuda"
@@ -36,6 +37,7 @@ _HOST = "host.bc"
 class Matmul:
     """A product that a model has: ``activation(A @ B + bias + residual)``, see `cuda.build`.
 
+    ``by_axes``: of tensors with their dimensions in any order, see `operators.cuda.by_axes`.
     ``aligned``: rows of its operands and of its result are multiples of 16 bytes at every call.
     """
 
@@ -45,6 +47,7 @@ class Matmul:
     bias: bool = False
     activation: str = "none"
     residual: bool = False
+    by_axes: bool = False
     aligned: bool = False
 
     @property
@@ -56,7 +59,8 @@ class Matmul:
     def function(self) -> str:
         """The name of its packed function."""
         form = Form(self.dtype_in, self.dtype_out, self.b_transposed)
-        return "_".join(word for word in (PREFIX, form.name, self.epilogue.name) if word)
+        words = (PREFIX, form.name, "by_axes" if self.by_axes else "", self.epilogue.name)
+        return "_".join(word for word in words if word)
 
 
 def unsupported(target: Target, dtype_in: str, dtype_out: str, b_transposed: bool) -> str | None:
@@ -76,8 +80,8 @@ def operator(target: Target, matmul: Matmul) -> Operator:
     found = assemblies(target, matmul.dtype_in, matmul.dtype_out, matmul.b_transposed)
     if matmul.aligned and len(found) > 1:
         # the rest is then tensors in memory that is not aligned, which must be right and no more
-        found = (*found[:-1], first_only(found[-1]))
-    return Operator(matmul.function, found, matmul.epilogue)
+        found = (found[0], first_only(found[-1]))
+    return Operator(matmul.function, found, matmul.epilogue, matmul.by_axes)
 
 
 def first_only(assembly: Assembly) -> Assembly:

@@ -16,6 +16,12 @@ from tvm_moonpoly.operators import cache
 
 SUFFIX = ".cubin"
 
+#: Said where `compiler` finds none.
+MISSING = (
+    "no compiler for CUDA was found (nvcc on PATH or below CUDA_HOME or CUDA_PATH, or the packages "
+    "cuda-bindings and nvidia-cuda-nvrtc, -runtime, -crt, -cccl)"
+)
+
 
 def compiler() -> str | None:
     """What machine code is made with here, in words: nvcc where it is installed, else NVRTC where

@@ -13,8 +13,8 @@ from functools import partial
 from tvm_moonpoly.costmodel import cuda_analytic
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel, Static
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, candidates, kernel_name
+from tvm_moonpoly.microkernels.cuda.form import FORMS
 from tvm_moonpoly.microkernels.cuda.tile import check
-from tvm_moonpoly.tuning.cuda import dry_run
 from tvm_moonpoly.tuning.cuda.dry_run import Candidate
 from tvm_moonpoly.tuning.cuda.elite import elite
 
@@ -38,7 +38,7 @@ class Counts:
 def log_of(gpu: Gpu, dtype: str, compile: Compile, counts: Counts | None = None) -> Contents:
     """The contents of a log of ``gpu`` for operands of ``dtype``, nothing of it measured."""
     kernels: list[Kernel] = []
-    for form in dry_run.FORMS:
+    for form in FORMS:
         if form.dtype_in == dtype:
             kernels += of_form(form, gpu, compile, counts or Counts())
     return Contents(gpu.multiprocessors, cuda_analytic.LAUNCH, False, tuple(kernels))

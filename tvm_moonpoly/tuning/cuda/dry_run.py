@@ -20,12 +20,15 @@ from tvm_moonpoly.microkernels.cuda import (
     Resources,
     build,
     cuda_source,
+    find_nvcc,
     kernel_name,
     lower,
     occupancy,
     resources,
+    resources_of,
     shared_bytes,
 )
+from tvm_moonpoly.operators.cuda import machine_code
 from tvm_moonpoly.planner.cuda.spec import Product, single
 
 #: The product that a kernel's share of the peak is computed for.
@@ -33,14 +36,6 @@ _LARGE = Product(4096, 4096, 4096)
 
 #: Micro-kernels that nvcc is given at a time: it spends as long on its headers as on two of them.
 _TOGETHER = 4
-
-FORMS = tuple(
-    Form(dtype, result, transposed, aligned)
-    for dtype in ("float16", "bfloat16")
-    for result in (dtype, "float32")
-    for transposed in (False, True)
-    for aligned in (True, False)
-)
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ def compiled(
 ) -> Iterator[Candidate]:
     """Each of ``tiles`` compiled for ``gpu``, in order; ``done`` is called after each.
 
-    Raises RuntimeError when nvcc is missing or does not accept a kernel's source.
+    Raises RuntimeError when there is no compiler for CUDA, or it does not accept a kernel's source.
     """
     limit = gpu.architecture.block_shared_bytes
     sources = []
@@ -80,7 +75,7 @@ def compiled(
         sources.append(cuda_source(lower(functions, gpu.arch)))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         told: dict[str, Resources] = {}
-        parts = pool.map(lambda source: resources(source, gpu.arch), sources)
+        parts = pool.map(lambda source: _resources(source, gpu.arch), sources)
         for tile in tiles:
             name = f"{kernel_name(tile, form)}_kernel"
             while name not in told:
@@ -89,12 +84,23 @@ def compiled(
             done()
 
 
+def _resources(source: str, arch: str) -> dict[str, Resources]:
+    """What each kernel of a source takes: as nvcc reports it, or as the machine code of NVRTC
+    says."""
+    if find_nvcc() is not None:
+        return resources(source, arch)
+    codes = machine_code.compiled([source], arch)
+    if codes is None:
+        raise RuntimeError(machine_code.MISSING)
+    return resources_of(codes[0])
+
+
 def judged(tile: CudaTile, form: Form, gpu: Gpu, taken: Resources) -> Candidate:
     """A micro-kernel of which the compiler told what it takes."""
     shared = shared_bytes(tile, form) + taken.shared_bytes
     held = occupancy(taken.registers, shared, tile.threads, gpu.architecture)
     reason = ""
-    if taken.spill_stores or taken.spill_loads or taken.stack:
+    if taken.spilled or taken.stack:
         reason = "registers are spilled to memory"
     elif not held.blocks:
         reason = f"a block does not fit: {held.limit}"

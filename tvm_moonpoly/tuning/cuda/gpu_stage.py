@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, candidates
+from tvm_moonpoly.microkernels.cuda.form import FORMS
 from tvm_moonpoly.microkernels.cuda.tile import check
-from tvm_moonpoly.tuning.cuda import computed, dry_run, measured
+from tvm_moonpoly.tuning.cuda import computed, measured
 from tvm_moonpoly.tuning.cuda.bench import Bench
 from tvm_moonpoly.tuning.cuda.elite import elite_kernels
 from tvm_moonpoly.tuning.cuda.measured import Conclusion
@@ -82,12 +83,12 @@ def run(
                 continue
             phase(group.name)
             tiles = [kernel.tile for kernel in known.get(group.form, ())]
-            first = [*before[group], *_first(group, gpu, tiles)]
+            known_first = [*before[group], *first(group, gpu, tiles)]
             found = search(
                 group,
                 gpu,
                 costs.get(group, {}),
-                [tile for tile in first if tile not in costs.get(group, {})],
+                [tile for tile in known_first if tile not in costs.get(group, {})],
                 functools.partial(_values, bench, group.form),
                 model,
                 Effort(trials, settings.batch),
@@ -127,7 +128,7 @@ def _rounds(settings: Settings) -> list[int]:
     return [*range(settings.batch, settings.trials, settings.batch), settings.trials]
 
 
-def _first(group: Group, gpu: Gpu, known: Sequence[CudaTile]) -> list[CudaTile]:
+def first(group: Group, gpu: Gpu, known: Sequence[CudaTile]) -> list[CudaTile]:
     """The tiles that are known, and the best by computed costs."""
     family = _of_size(candidates(group.form, gpu.arch), group)
     best = computed.elite_tiles(group.form, gpu, 2, family)
@@ -166,7 +167,7 @@ def _siblings(
 ) -> None:
     """Measure the best tiles of each searched form in the other forms of its layout."""
     limit = bench.gpu.architecture.block_shared_bytes
-    for form in dry_run.FORMS:
+    for form in FORMS:
         base = next((f for f in searched if _layout(f) == _layout(form)), None)
         if form in searched or base is None or base not in outcome.kernels or stop():
             continue

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tvm_moonpoly.microkernels.cuda import GPUS, Gpu
-from tvm_moonpoly.tuning.cuda.tasks import Task
+from tvm_moonpoly.microkernels.cuda import GPUS, Gpu, is_named
+from tvm_moonpoly.tuning.cuda.tasks import Task, misfit
 
 FORMAT = 1
 
@@ -106,6 +106,16 @@ def parse(document: Any) -> Results:
     )
 
 
+def fitting(results: Results, gpu: Gpu) -> tuple[Results, dict[Task, str]]:
+    """``results`` without the tasks that are none that a stage for ``gpu`` times, and why each of
+    these is none."""
+    known = dict.fromkeys((*results.seconds, *results.failed))
+    reasons = {task: reason for task in known if (reason := misfit(task, gpu)) is not None}
+    seconds = {task: time for task, time in results.seconds.items() if task not in reasons}
+    failed = tuple(task for task in results.failed if task not in reasons)
+    return replace(results, seconds=seconds, failed=failed), reasons
+
+
 def check_gpu(results: Results, gpu: Gpu) -> None:
     """Raise ValueError unless ``results`` are of ``gpu``."""
     reason = difference(results.device, results.arch, results.multiprocessors, gpu)
@@ -115,10 +125,7 @@ def check_gpu(results: Results, gpu: Gpu) -> None:
 
 def difference(device: str, arch: str, multiprocessors: int, gpu: Gpu) -> str | None:
     """What tells the GPU that a driver describes so from ``gpu``; None where it may be that."""
-    words = [word.lower() for word in device.replace("-", " ").split()]
-    # nvidia-rtx4090 is told as NVIDIA GeForce RTX 4090
-    product = gpu.name.removeprefix("nvidia-")
-    if product not in words and product not in map("".join, zip(words, words[1:], strict=False)):
+    if not is_named(gpu, device):
         return f"gpu.name: the results are of a {device!r}, not of {gpu.name}"
     for name, told in (("arch", arch), ("multiprocessors", multiprocessors)):
         wanted = getattr(gpu, name)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, kernel_name
+from tvm_moonpoly.microkernels.cuda.form import FORMS
+from tvm_moonpoly.microkernels.cuda.tile import check
 from tvm_moonpoly.planner.groups import ceil_div
 
 #: Steps along the reduction, where the operands are not too large for the last of them.
@@ -65,6 +67,24 @@ def tasks(tile: CudaTile, form: Form, gpu: Gpu, resident: int) -> list[Task]:
             k = steps * tile.block_k - odd
             found.append(Task(kernel_name(tile, form), form.name, blocks, steps, m, n, k))
     return found
+
+
+def misfit(task: Task, gpu: Gpu) -> str | None:
+    """Why ``task`` is none that `tasks` has for a micro-kernel on ``gpu``; None where it is one."""
+    prefix = f"moonpoly_{task.form}_"
+    try:
+        form = next(form for form in FORMS if form.name == task.form)
+        tile = CudaTile.named(task.kernel.removeprefix(prefix))
+        check(tile, form, gpu.architecture.block_shared_bytes)
+    except StopIteration:
+        return f"there is no form {task.form!r}"
+    except ValueError:
+        return f"{task.kernel} is no micro-kernel of {task.form} for {gpu.name}"
+    wanted = tasks(tile, form, gpu, task.blocks)
+    if task in wanted:
+        return None
+    sizes = " or ".join(f"{t.m} x {t.n} x {t.k}" for t in wanted if t.blocks == task.blocks)
+    return f"{task.m} x {task.n} x {task.k} is timed as {sizes}"
 
 
 def shares(resident: int) -> list[int]:
