@@ -23,7 +23,7 @@ CORES = nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
 
 .DEFAULT_GOAL := help
 .PHONY: help run run-ocr test test-emulator lint fuzz tune-cpu tune-a100 tune-h100 tune-h200 \
-	tune-rtx3090 tune-rtx4090 gpu-logs bench-gemm bench-conv bench-tables bench-planner \
+	tune-rtx3090 tune-rtx4090 gpu-logs bench-gemm bench-conv bench-models bench-tables bench-planner \
 	bench-instructions gpu-bundle notebooks clean need-compiler
 # Every stamp is made by one pattern rule: keep it.
 .SECONDARY:
@@ -82,9 +82,13 @@ bench-gemm: need-compiler $(VENV)/.installed-bench ## Matrix products against ot
 bench-conv: need-compiler $(VENV)/.installed-bench ## Convolutions against other libraries (ARGS="--quick")
 	$(BIN)/python -m bench.conv $(ARGS)
 
+bench-models: need-compiler $(VENV)/.installed-bench ## Whole networks against onnxruntime (ARGS="--quick")
+	$(BIN)/python -m bench.models $(ARGS)
+
 bench-tables: need-compiler $(VENV)/.installed-bench ## The README's tables and the pages of losses from bench/results
 	$(BIN)/python -m bench.gemm.page bench/results/gemm-*-thread*.json
 	$(BIN)/python -m bench.conv.page bench/results/conv-*-thread*.json
+	$(BIN)/python -m bench.models.page bench/results/models-*-thread*.json
 
 bench-planner: need-compiler $(VENV)/.installed-planner ## The choices against the best of all plans, 1 and 2 threads (ARGS="--quick")
 	$(BIN)/python -m bench.planner $(ARGS)

@@ -54,7 +54,7 @@ PLANNER = ["matplotlib", "scipy", "threadpoolctl"]
 
 # Executing the notebooks of bench/. They replay MetaSchedule's records, which this TVM alone reads
 # (CORE pins it); psutil as in TUNE, XGBoost only for MOONPOLY_RETUNE=1.
-NOTEBOOKS = [*PLANNER, "ipykernel", "nbclient", "nbformat", "psutil", *XGBOOST]
+NOTEBOOKS = [*PLANNER, *RUN, "ipykernel", "nbclient", "nbformat", "psutil", *XGBOOST]
 
 # One torch for all, so that figures of two machines compare. torch is used as a peer only.
 BENCH = [*RUN, *PLANNER, "torch==2.13.0"]

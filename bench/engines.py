@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,17 +39,16 @@ def as_arrays(results: Any) -> list[np.ndarray]:
     return [each if isinstance(each, np.ndarray) else each.numpy() for each in results]
 
 
-def run_onnxruntime(model: onnx.ModelProto, threads: int) -> Engine:
+def run_onnxruntime(model: onnx.ModelProto | Path, threads: int) -> Engine:
     """onnxruntime's CPU provider with ``threads`` threads inside an operator, one between them."""
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     # Its idle workers would spin on, on the cores of the engine that is measured next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     start = time.perf_counter()
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     seconds = time.perf_counter() - start
 
     def prepare(feed: Feed) -> Callable[[], Any]:
@@ -70,7 +70,17 @@ def run_tvm(
     """
     start = time.perf_counter()
     executable = tvm.compile(mod, target, relax_pipeline=pipeline)
-    seconds = time.perf_counter() - start
+    return _tvm_engine(name, executable, inputs, time.perf_counter() - start)
+
+
+def load_tvm(name: str, path: Path, inputs: Sequence[str]) -> Engine:
+    """The same of an executable that was exported as a library, with the seconds to load it."""
+    start = time.perf_counter()
+    module = tvm.runtime.load_module(str(path))
+    return _tvm_engine(name, module, inputs, time.perf_counter() - start)
+
+
+def _tvm_engine(name: str, executable: Any, inputs: Sequence[str], seconds: float) -> Engine:
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
 
     def prepare(feed: Feed) -> Callable[[], Any]:
@@ -78,3 +88,12 @@ def run_tvm(
         return lambda: main(*tensors)
 
     return Engine(name, prepare, seconds)
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference over the largest output; infinite where a shape differs or NaN is."""
+    if found.shape != expected.shape:
+        return float("inf")
+    error = float(np.abs(found - expected).max(initial=0.0))
+    error /= float(np.abs(expected).max(initial=0.0)) or 1.0
+    return error if np.isfinite(error) else float("inf")

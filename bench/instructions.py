@@ -21,7 +21,8 @@ Counts begin at the function's first instruction; how a caller gets there is not
 * The library is compiled for this CPU, for one core and without AVX-512, which valgrind does not
   know. Functions keep no state: ``first`` differs from ``later`` where libraries are bound and
   workspace is allocated for the first time.
-* The planner alone is the difference of ``moonpoly_plan_rows`` for m and m - 1 rows.
+* The planner alone is the difference of ``moonpoly_plan_rows`` for m and m - 1 rows. It is
+  compiled apart from that of the products, which may take some percent more or less.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def baseline_target() -> Any:
 
 
 def named_library(target: Any, folder: Path) -> NamedLibrary:
-    """The operator library as a shared object. Its private functions have symbols already.
+    """The plans and the products of the operator library as a shared object. Its private functions
+    have symbols already.
 
     Raises RuntimeError when there are no micro-kernels for ``target``.
     """
@@ -75,7 +76,7 @@ def named_library(target: Any, folder: Path) -> NamedLibrary:
         raise RuntimeError(reason)
     library = operators.library(target)
     path = folder / LIBRARY
-    library.module.export_library(str(path))
+    library.module.export_library(["plans", "gemm"], path)
     return NamedLibrary(path, library.machine.lanes, TABLE_ROWS)
 
 

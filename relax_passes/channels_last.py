@@ -31,9 +31,10 @@ class ConvertToChannelsLast:
     which otherwise transposes around each convolution.
     """
 
-    def __init__(self, target: Target, static: bool = False) -> None:
+    def __init__(self, target: Target, static: bool = False, pack_parameters: bool = False) -> None:
         self.target = Target(target)
         self.static = static
+        self.pack_parameters = pack_parameters
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         def rewrite(
@@ -42,7 +43,9 @@ class ConvertToChannelsLast:
             new = _ChannelsLast(mod, bindings, ours).visit_expr(func)
             return relax.analysis.remove_all_unused(new)
 
-        return rewrite_with_convolutions(mod, self.target, self.static, rewrite)
+        return rewrite_with_convolutions(
+            mod, self.target, self.static, rewrite, self.pack_parameters
+        )
 
 
 @mutator
@@ -164,9 +167,10 @@ class _ChannelsLast(PyExprMutator):
         return Twin(new)
 
     def _convolution(self, var: Var, conv: Convolution) -> Twin | None:
-        return (
-            None if conv.channels_last else Twin(conv.call(self.twin(conv.x), channels_last=True))
-        )
+        if conv.channels_last:
+            return None
+        weight = None if conv.is_constant else self.plain(conv.weight)
+        return Twin(conv.call(self.twin(conv.x), weight, channels_last=True))
 
     def _is_items(self, var: Var) -> bool:
         """Whether all that reads the tuple `var` takes an item of known shape from it."""

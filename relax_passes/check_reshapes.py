@@ -11,9 +11,10 @@ from tvm.relax import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .bindings import is_claimed
-from .element_count import count, provably_equal
+from .element_count import count
 from .functions import with_rewritten
 from .run_time_checks import assert_equal, emit_kept
+from .shape_facts import ShapeFacts, facts
 from .shapes import dims, fresh_symbols, show_dim, show_dims
 
 RESHAPE = Op.get("relax.reshape")
@@ -22,7 +23,8 @@ SQUEEZE = Op.get("relax.squeeze")
 
 @tvm.transform.module_pass(opt_level=0, name="CheckReshapes")
 class CheckReshapes:
-    """Check at run time that reshapes keep the number of elements, where that is not provable.
+    """Check at run time that reshapes keep the number of elements, where that is not provable
+    from what is known of the sizes (`facts`).
 
     TVM takes the new shape at its word: a reshape of (n, 8) to (n // 4, 32) loses elements without
     a word where n is no multiple of 4, and one to ((n + 3) // 4, 32) reads beyond its operand.
@@ -40,12 +42,15 @@ class CheckReshapes:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         def rewrite(func: relax.Function, name: str) -> relax.Function:
-            return _InsertChecks(mod, name).visit_expr(func) if _is_doubtful(func) else func
+            known = facts(func)
+            if not _is_doubtful(func, known):
+                return func
+            return _InsertChecks(mod, name, known).visit_expr(func)
 
         return with_rewritten(mod, rewrite)
 
 
-def _is_doubtful(func: relax.Function) -> bool:
+def _is_doubtful(func: relax.Function, known: ShapeFacts) -> bool:
     """Whether any reshape of `func` is to be changed. Keeps all others from being rebuilt."""
     found = []
 
@@ -55,7 +60,7 @@ def _is_doubtful(func: relax.Function) -> bool:
             if before is None or after is None:
                 found.append(expr.op == RESHAPE)
             else:
-                found.append(_named_shape(expr) or not provably_equal(count(before), count(after)))
+                found.append(_named_shape(expr) or not known.same_product(before, after))
 
     relax.analysis.post_order_visit(func, visit)
     return any(found)
@@ -80,9 +85,11 @@ def _named_shape(call: Call) -> bool:
 class _InsertChecks(PyExprMutator):
     """Puts a check before each reshape of the function called `name` that needs one."""
 
-    def __init__(self, mod: tvm.IRModule, name: str) -> None:
+    def __init__(self, mod: tvm.IRModule, name: str, known: ShapeFacts) -> None:
         super().__init__(mod)
         self._name = name
+        self._known = known
+        self._binding: relax.Var | None = None  # the one in hand
         # what has been checked on the way to the binding in hand
         self._checked: list[tuple[Expr, Expr]] = []
 
@@ -91,6 +98,11 @@ class _InsertChecks(PyExprMutator):
 
     def visit_seq_expr_(self, seq: relax.SeqExpr) -> Expr:
         return self._in_scope(super().visit_seq_expr_, seq)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        outer, self._binding = self._binding, binding.var
+        super().visit_var_binding_(binding)
+        self._binding = outer
 
     def visit_call_(self, call: Call) -> Expr:
         call = super().visit_call_(call)
@@ -111,7 +123,7 @@ class _InsertChecks(PyExprMutator):
     def _check(self, call: Call, before: list[Expr], after: list[Expr]) -> None:
         """Emit the check of `call`, unless it is known to pass."""
         made, given = count(after), count(before)
-        if provably_equal(made, given) or self._is_checked(made, given):
+        if self._known.equal(made, given, self._binding, self._checked):
             return
         self._checked.append((made, given))
         operator = call.op.name.removeprefix("relax.")
@@ -120,13 +132,6 @@ class _InsertChecks(PyExprMutator):
             f"number of elements: {show_dim(made)} instead of {show_dim(given)};"
         )
         emit_kept(self.builder_, assert_equal(made, given, text))
-
-    def _is_checked(self, made: Expr, given: Expr) -> bool:
-        return any(
-            provably_equal(made, a) and provably_equal(given, b)
-            for pair in self._checked
-            for a, b in (pair, pair[::-1])
-        )
 
     def _reshaped_back(self, call: Call) -> Expr:
         """The result of the reshape `call`, which is a view of its operand when it comes to be

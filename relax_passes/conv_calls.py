@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
 from tvm.ir import Call
@@ -49,11 +49,15 @@ def replace_convolution(
     spec: ConvSpec,
     packing: ConvPacking,
     function: str,
+    planes: Expr | None = None,
 ) -> ConvReplacement:
-    """What stands for `conv` and `epilogue`, in the function called `function`."""
+    """What stands for `conv` and `epilogue`, in the function called `function`. `planes`: its input
+    as (N, C, H, W), where it is to read that."""
     residual = epilogue.residual
-    args = [_as_images(conv.x, conv), packing.weight(conv, spec)]
-    args.append(packing.bias(epilogue.bias, spec))
+    if planes is not None:
+        spec = replace(spec, planes=True)
+    args = [_as_images(conv.x, conv) if planes is None else planes, packing.weight(conv, spec)]
+    args.append(packing.bias(epilogue, spec))
     args += [] if residual is None else [_as_images(residual, conv)]
     args.append(packing.spec(spec))
     name = FUNCTIONS[conv.dtype, spec.depthwise, residual is not None]
@@ -69,7 +73,10 @@ def _detail(conv: Convolution, spec: ConvSpec, epilogue: ConvEpilogue) -> str:
     parts = ["depthwise" if spec.depthwise else "convolution"]
     parts += [f"{spec.groups} groups"] * (spec.groups > 1 and not spec.depthwise)
     parts += [conv.dtype] * (conv.dtype != "float32")
-    parts += ["transposed to channels last and back"] * (not conv.channels_last)
+    back = "transposed back" if spec.planes else "transposed to channels last and back"
+    parts += ["of planes of channels"] * spec.planes
+    parts += [back] * (not conv.channels_last)
+    parts += ["weight packed by operators"] * (not conv.is_constant)
     parts += [f"fused {epilogue}"] * bool(str(epilogue))
     return ", ".join(parts)
 

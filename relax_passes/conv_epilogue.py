@@ -11,17 +11,19 @@ from tvm.relax import Expr, Var
 from .bindings import Bindings
 from .conv_activation import ConvMatch, match_conv_activation
 from .conv_match import Convolution
-from .shapes import dims, same_tensor
+from .shapes import dims, same_dim, same_tensor
 
 ADD, SUBTRACT = Op.get("relax.add"), Op.get("relax.subtract")
 
 
 @dataclass(frozen=True, eq=False)
 class ConvEpilogue:
-    """`last = activation(convolution + biases + residual)`; `biases` have one value a channel."""
+    """`last = activation(convolution + biases + parameter + residual)`; `biases` have one value a
+    channel, and so has `parameter`, which is made from parameters."""
 
     last: Var
     biases: tuple[np.ndarray, ...] = field(default=())
+    parameter: Var | None = None
     residual: Var | None = None
     activation: ConvMatch | None = None
 
@@ -33,7 +35,8 @@ class ConvEpilogue:
         return np.asarray(np.sum(self.biases, axis=0, dtype=np.float64), np.float32)
 
     def __str__(self) -> str:
-        parts = ["bias"] * bool(self.biases) + ["residual"] * (self.residual is not None)
+        parts = ["bias"] * (bool(self.biases) or self.parameter is not None)
+        parts += ["residual"] * (self.residual is not None)
         if self.activation is not None:
             parts.append(self.activation.activation.name.lower())
         return " + ".join(parts)
@@ -75,7 +78,12 @@ def _with_operand(
     if bias is not None:
         sign = -1.0 if call.op == SUBTRACT else 1.0
         return replace(epilogue, last=user, biases=(*epilogue.biases, sign * bias))
-    if call.op == SUBTRACT or epilogue.residual is not None:
+    if call.op == SUBTRACT:
+        return None
+    shape = (conv.out_channels, conv.channel_axis, last.ty.ndim)
+    if epilogue.parameter is None and bindings.is_parameter(other) and _has_each(other, *shape):
+        return replace(epilogue, last=user, parameter=other)
+    if epilogue.residual is not None:
         return None
     if isinstance(other, Var) and same_tensor(other, last):
         return replace(epilogue, last=user, residual=other)
@@ -92,6 +100,15 @@ def per_channel(expr: Expr, channels: int, axis: int, ndim: int) -> np.ndarray |
     values = expr.value.numpy().astype(np.float64)
     if values.size == 1:
         return np.full(channels, values.reshape(()))
-    full = [1] * (ndim - len(shape)) + [int(dim) for dim in shape]
-    others = [size for i, size in enumerate(full) if i != axis]
-    return values.ravel() if full[axis] == channels and all(n == 1 for n in others) else None
+    return values.ravel() if _has_each(expr, channels, axis, ndim) else None
+
+
+def _has_each(expr: Expr, channels: int, axis: int, ndim: int) -> bool:
+    """Whether `expr` has one value for each of `channels`: see `per_channel`."""
+    shape = dims(expr)
+    if shape is None or len(shape) > ndim:
+        return False
+    sizes = [1] * ndim
+    sizes[axis] = channels
+    full = [1] * (ndim - len(shape)) + list(shape)
+    return all(same_dim(dim, size) for dim, size in zip(full, sizes, strict=True))

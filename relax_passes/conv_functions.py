@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
-from tvm_moonpoly import operators
+from tvm_moonpoly import machine, operators
 
 from .bindings import Bindings, analyze
 from .conv_match import Convolution, classify_conv, convolutions
@@ -17,8 +17,7 @@ from .functions import with_rewritten
 
 def unsupported(target: Target) -> str | None:
     """Why there are no convolutions of ours for `target`, or None."""
-    kind = str(target.kind.name)
-    return operators.supported(target) if kind == "llvm" else f"no convolutions for {kind}"
+    return machine.no_convolutions(target) or operators.supported(target)
 
 
 def _our_convolutions(
@@ -34,14 +33,16 @@ def rewrite_with_convolutions(
     target: Target,
     static: bool,
     rewrite: Callable[[relax.Function, Bindings, dict[relax.Var, Convolution]], relax.Function],
+    pack_parameters: bool = False,
 ) -> tvm.IRModule:
     """`mod` with those functions rewritten that have a convolution of ours: `rewrite` is given
-    the function, its bindings, and its convolutions in program order."""
+    the function, its bindings, and its convolutions in program order. Among these are those whose
+    weights are parameters if `pack_parameters`."""
     if unsupported(target) is not None:
         return mod
 
     def rewritten(func: relax.Function, _name: str) -> relax.Function:
-        bindings = analyze(func, mod)
+        bindings = analyze(func, mod, pack_parameters)
         # what is moved across a write into memory would read something else
         ours = {} if bindings.writers else _our_convolutions(bindings, static, target)
         return rewrite(func, bindings, ours) if ours else func

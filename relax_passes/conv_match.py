@@ -26,7 +26,7 @@ OUT_CHANNELS_FIRST = {CONV1D: "OIW", CONV2D: "OIHW"}
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A `conv2d`, or `conv1d`, whose weight is a constant.
+    """A `conv2d`, or `conv1d`, whose weight is a constant or a parameter.
 
     `padding` is (top, left, bottom, right), or (left, right) of a `conv1d`; the others have one
     number a spatial dimension. `channels_last` tells the layout of its data.
@@ -54,7 +54,7 @@ class Convolution:
 
     @property
     def out_channels(self) -> int:
-        return int(self.weight.value.shape[self.kernel_layout.index("O")])
+        return self.weight_shape[0]
 
     @property
     def in_channels(self) -> int:
@@ -63,17 +63,27 @@ class Convolution:
     @property
     def kernel(self) -> tuple[int, ...]:
         """The size of the kernel in each spatial dimension."""
-        shape = self.weight.value.shape
-        return tuple(int(shape[self.kernel_layout.index(letter)]) for letter in self._spatial)
+        return self.weight_shape[2:]
 
     @property
-    def _spatial(self) -> str:
-        return "HW" if self.op == CONV2D else "W"
+    def is_constant(self) -> bool:
+        """Whether the weight is a constant."""
+        return isinstance(self.weight, GenericConst)
+
+    @property
+    def weight_axes(self) -> tuple[int, ...]:
+        """Which dimensions of the weight are those of `weight_shape`."""
+        return tuple(self.kernel_layout.index(letter) for letter in OUT_CHANNELS_FIRST[self.op])
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """(OC, C / groups, KH, KW), or without KH."""
+        sizes = known_dims(self.weight)
+        return tuple(int(sizes[axis]) for axis in self.weight_axes)
 
     def weight_array(self) -> np.ndarray:
-        """The weight (OC, C / groups, KH, KW), or without KH, float32."""
-        axes = [self.kernel_layout.index(letter) for letter in "OI" + self._spatial]
-        return self.weight.value.numpy().transpose(axes).astype(np.float32)
+        """The weight, a constant, in its `weight_shape`, float32."""
+        return self.weight.value.numpy().transpose(self.weight_axes).astype(np.float32)
 
     def by_channel(self, values: np.ndarray) -> np.ndarray:
         """`values`, one an output channel, in the shape in which they meet the result."""
@@ -82,18 +92,20 @@ class Convolution:
     def call(
         self,
         x: Expr | None = None,
-        weight: np.ndarray | None = None,
+        weight: np.ndarray | Expr | None = None,
         padding: tuple[int, ...] | None = None,
         channels_last: bool | None = None,
         dtype: str | None = None,
     ) -> Call:
-        """The operator of Relax, with what is given in the place of its own; `weight` as
-        `weight_array` gives it."""
+        """The operator of Relax, with what is given in the place of its own; `weight` in the layout
+        of its own, or an array as `weight_array` gives it."""
         dtype = self.dtype if dtype is None else dtype
         last = self.channels_last if channels_last is None else channels_last
         kernel, layout = self.weight, self.kernel_layout
-        if weight is not None:
+        if isinstance(weight, np.ndarray):
             kernel, layout = relax.const(weight, dtype), OUT_CHANNELS_FIRST[self.op]
+        elif weight is not None:
+            kernel = weight
         make = relax.op.nn.conv2d if self.op == CONV2D else relax.op.nn.conv1d
         return make(
             self.x if x is None else x,
@@ -128,9 +140,11 @@ def classify_conv(
     constant = next(
         (each for each in bindings.definitions(weight) if isinstance(each, GenericConst)), None
     )
-    if constant is None:
+    if constant is not None:
+        weight = constant
+    elif not (bindings.is_parameter(weight) and is_static(dims(weight))):
         return Left("the weight is not a constant")
-    if 0 in constant.value.shape:
+    if any(same_dim(size, 0) for size in known_dims(weight)):
         return Left("empty weight")
     if static and target is not None and has_fused_record(var, bindings, target):
         return Left("tuned: the database has a record")
@@ -138,7 +152,7 @@ def classify_conv(
     conv = Convolution(
         call.op,
         x,
-        constant,
+        weight,
         str(attrs.kernel_layout),
         _integers(attrs.strides),
         _integers(attrs.padding),

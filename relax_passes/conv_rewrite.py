@@ -12,6 +12,7 @@ from .conv_calls import ConvReplacement, replace_convolution
 from .conv_epilogue import match_conv_epilogue
 from .conv_match import Convolution, classify_conv, convolutions
 from .conv_packing import ConvPacking, spec_of
+from .conv_planes import planes_of
 from .conv_verify import verified_conv
 from .match import Left
 from .report import Entry, Report
@@ -28,7 +29,7 @@ def rewrite_convolutions(
     report: Report,
 ) -> relax.Function:
     """`func`, called `name` in `mod`, with its convolutions replaced; itself if it has none."""
-    bindings = analyze(func, mod)
+    bindings = analyze(func, mod, options.pack_parameters)
     before = dict(bindings.value)
     new: dict[Var, Expr] = {}
     checks: dict[Var, list[Call]] = {}
@@ -66,4 +67,5 @@ def _replacement(
         spec = spec_of(conv, epilogue, options.winograd)
     except ValueError as error:
         return Left(str(error))
-    return replace_convolution(conv, epilogue, spec, packing, name)
+    planes = planes_of(var, conv, epilogue, spec, bindings, packing.lanes)
+    return replace_convolution(conv, epilogue, spec, packing, name, planes)

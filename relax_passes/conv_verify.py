@@ -16,6 +16,7 @@ from .conv_activation import ConvMatch
 from .conv_calls import ConvReplacement
 from .conv_match import Convolution
 from .conv_packing import ConvPacking
+from .conv_parameters import as_float
 from .shapes import known_dims, show
 from .verify import OF_ACTIVATION, magnitude
 
@@ -47,22 +48,25 @@ def verified_conv(
     run in float32, and what the rounding of the result explains is allowed as well.
     """
     dtype = "float32"
-    x = relax.op.astype(conv.x, dtype) if conv.dtype != dtype else conv.x
-    weight = conv.weight_array()
+    x = as_float(conv.x)
+    weight = conv.weight_array() if conv.is_constant else as_float(conv.weight)
+    size = np.abs(weight) if isinstance(weight, np.ndarray) else relax.op.abs(weight)
     plain = conv.call(x, weight, dtype=dtype)
-    bound = conv.call(magnitude(x), np.abs(weight), dtype=dtype)
+    bound = conv.call(magnitude(x), size, dtype=dtype)
     epilogue = found.epilogue
     if epilogue.bias is not None:
         bias = relax.const(conv.by_channel(epilogue.bias), dtype)
         plain, bound = relax.op.add(plain, bias), relax.op.add(bound, magnitude(bias))
+    if epilogue.parameter is not None:
+        added = as_float(epilogue.parameter)
+        plain, bound = relax.op.add(plain, added), relax.op.add(bound, relax.op.abs(added))
     if epilogue.residual is not None:
-        residual: Expr = epilogue.residual
-        residual = relax.op.astype(residual, dtype) if conv.dtype != dtype else residual
+        residual = as_float(epilogue.residual)
         plain, bound = relax.op.add(plain, residual), relax.op.add(bound, magnitude(residual))
     if epilogue.activation is not None:
         bound = _bound(bound, epilogue.activation)
         plain = ACTIVATIONS[epilogue.activation.activation](plain, epilogue.activation)
-    depth = int(np.prod(weight.shape[1:]))
+    depth = int(np.prod(conv.weight_shape[1:]))
     value = found.value
     if conv.dtype != dtype:
         value = relax.op.astype(value, dtype)

@@ -17,10 +17,13 @@ from tvm.ir import Expr
 
 # Beyond these the result is infinite, or rounds to zero, whatever x is.
 LARGEST, SMALLEST = 89.0, -105.0
+LN2 = math.log(2.0)
 # ln 2 in two parts: n times the first one is exact, since its last 9 bits are zero.
 LN2_HIGH = 0.693359375
-LN2_LOW = math.log(2.0) - LN2_HIGH
 MANTISSA_BITS, EXPONENT_BIAS = 23, 127
+# Floats from there to twice that are integers: a sum that lies among them is rounded to one, which
+# stands in its last bits.
+INTEGERS = 1.5 * 2**MANTISSA_BITS
 
 
 def _tail_coefficients(degree: int) -> list[float]:
@@ -29,8 +32,7 @@ def _tail_coefficients(degree: int) -> list[float]:
     def tail(r: np.ndarray) -> np.ndarray:
         return np.sum([r**k / math.factorial(k + 2) for k in range(20)], axis=0)
 
-    half = math.log(2.0) / 2
-    fit = np.polynomial.Chebyshev.interpolate(tail, degree, domain=[-half, half])
+    fit = np.polynomial.Chebyshev.interpolate(tail, degree, domain=[-LN2 / 2, LN2 / 2])
     return [float(value) for value in fit.convert(kind=np.polynomial.Polynomial).coef]
 
 
@@ -39,15 +41,7 @@ TAIL = _tail_coefficients(5)
 
 def fast_exp(x: Expr) -> Expr:
     """exp(x) for a float32 expression."""
-
-    def scale(number: Expr, r: Expr) -> Expr:
-        # In two factors, as 2**n alone may overflow, or be denormal, where the result is not.
-        half = number >> 1
-        return (exp_of_rest(r) + f32(1.0)) * power_of_two(half) * power_of_two(number - half)
-
-    # Both bounds let NaN through.
-    bounded = _llvm("maximum", minimum(x, LARGEST), f32(SMALLEST))
-    return named(bounded, lambda x: split_exponent(x, scale))
+    return _exp_from_smallest(at_most(x, LARGEST))
 
 
 def fast_sigmoid(x: Expr) -> Expr:
@@ -56,44 +50,65 @@ def fast_sigmoid(x: Expr) -> Expr:
     def quotient(e: Expr, x: Expr) -> Expr:
         return tirx.Select(x < f32(0.0), e, f32(1.0)) / (f32(1.0) + e)
 
-    return named(x, lambda x: named(fast_exp(f32(0.0) - magnitude(x)), lambda e: quotient(e, x)))
+    def of(x: Expr) -> Expr:
+        return once(_exp_from_smallest(f32(0.0) - magnitude(x)), lambda e: quotient(e, x))
+
+    return once(x, of)
 
 
-def split_exponent(x: Expr, body: Callable[[Expr, Expr], Expr]) -> Expr:
-    """`body` of an integer n and of r with exp(x) = 2**n * exp(r), of a name `x`."""
+def _exp_from_smallest(x: Expr) -> Expr:
+    """exp(x) for x <= LARGEST."""
 
-    def rest(n: Expr) -> Expr:
-        # The conversion of NaN to an integer is undefined, and so it gets a number.
-        number = tirx.Select(n > f32(-200.0), n, f32(-200.0)).astype("int32")
+    def scaled(bits: Expr, r: Expr) -> Expr:
+        # In two factors, as 2**n alone may overflow, or be denormal, where the result is not. The
+        # last bits are n and a bias for each.
+        half = bits >> 1
+        return (exp_of_rest(r) + f32(1.0)) * power_of_two(half) * power_of_two(bits - half)
+
+    return split_exponent(at_least(x, SMALLEST), 2 * EXPONENT_BIAS, scaled)
+
+
+def split_exponent(x: Expr, bias: int, body: Callable[[Expr, Expr], Expr]) -> Expr:
+    """`body` of an integer whose last bits are n + bias, and of r, with exp(x) = 2**n * exp(r)."""
+    rounder = INTEGERS + bias
+
+    def parts(x: Expr) -> Expr:
+        return named(fma(x, f32(1.0 / LN2), f32(rounder)), lambda rounded: rest(x, rounded))
+
+    def rest(x: Expr, rounded: Expr) -> Expr:
+        # NaN has some bits here, and reaches the result by r.
+        bits, n = tirx.reinterpret("int32", rounded), rounded - f32(rounder)
         high = fma(n, f32(-LN2_HIGH), x)
-        return named(fma(n, f32(-LN2_LOW), high), lambda r: body(number, r))
+        return named(fma(n, f32(-(LN2 - LN2_HIGH)), high), lambda r: body(bits, r))
 
-    return named(_llvm("floor", fma(x, f32(1.0 / math.log(2.0)), f32(0.5))), rest)
+    return once(x, parts)
 
 
 def exp_of_rest(r: Expr) -> Expr:
     """exp(r) - 1 for |r| <= ln(2) / 2."""
-    return polynomial(TAIL, r) * (r * r) + r
+    return fma(polynomial(TAIL, r), r * r, r)
 
 
-def power_of_two(exponent: Expr) -> Expr:
-    """2.0**exponent for an integer expression from -126 to 127."""
-    bits = (exponent + EXPONENT_BIAS) << MANTISSA_BITS
-    return tirx.reinterpret("float32", bits)
+def power_of_two(biased: Expr) -> Expr:
+    """2.0**n for an integer whose last bits are n + EXPONENT_BIAS, whatever is before them."""
+    return tirx.reinterpret("float32", biased << MANTISSA_BITS)
 
 
 def polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
     """The polynomial of x with `coefficients`, lowest power first.
 
-    By pairs, pairs of pairs, and so on (Estrin): Horner's scheme waits for each of its steps.
+    Horner's scheme for the even powers and for the odd ones: in one row, each step waits for the
+    one before; in a tree, there are more of them.
     """
-    terms, power = [f32(coefficient) for coefficient in coefficients], x
-    while len(terms) > 1:
-        pairs = zip(terms[::2], terms[1::2], strict=False)
-        rest = terms[len(terms) // 2 * 2 :]
-        terms = [high * power + low for low, high in pairs] + rest
-        power = power * power
-    return terms[0]
+    even, odd = (_horner(coefficients[first::2], x * x) for first in (0, 1))
+    return fma(odd, x, even)
+
+
+def _horner(coefficients: Sequence[float], x: Expr) -> Expr:
+    *others, value = map(f32, coefficients)
+    for coefficient in reversed(others):
+        value = fma(value, x, coefficient)
+    return value
 
 
 def f32(value: float) -> Expr:
@@ -105,9 +120,14 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     return _llvm("fmuladd", a, b, c)
 
 
-def minimum(x: Expr, most: float) -> Expr:
-    """The lesser of both; NaN for NaN."""
-    return _llvm("minimum", x, f32(most))
+def at_most(x: Expr, most: float) -> Expr:
+    """The lesser of both; NaN for NaN, as the second operand is taken where none is less."""
+    return tirx.Min(f32(most), x)
+
+
+def at_least(x: Expr, least: float) -> Expr:
+    """The greater of both; NaN for NaN."""
+    return tirx.Max(f32(least), x)
 
 
 def magnitude(x: Expr) -> Expr:
@@ -126,3 +146,8 @@ def named(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """
     var = tirx.Var("t", "float32")
     return tirx.Let(var, value, body(var))
+
+
+def once(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+    """`body` of a name for any float32 `value`, which is computed once."""
+    return named(fma(value, f32(1.0), f32(-0.0)), body)  # LLVM makes it the value itself again

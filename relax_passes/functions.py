@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import tvm
+from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.relax import Function
 from tvm.runtime import Module
@@ -56,13 +57,35 @@ def with_rewritten(
 
 
 def attach_library(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """`mod` with the operator library of `target` among its external modules."""
-    return with_externals(mod, operators.library(target).module)
+    """`mod` with those parts of the operator library of `target` among its external modules that
+    it calls, and no others."""
+    library = operators.library(target).module
+    others = [each for each in _externals(mod) if not library.has(each)]
+    parts = [library.part(part) for part in operators.parts_of(_called(mod))]
+    return mod.with_attr(EXTERNAL_MODS, [*others, *parts])
+
+
+def _called(mod: tvm.IRModule) -> set[str]:
+    """The packed functions that the Relax functions of `mod` name."""
+    names: set[str] = set()
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.ExternFunc):
+            names.add(str(expr.global_symbol))
+
+    for _, func in mod.functions_items():
+        if isinstance(func, Function):
+            relax.analysis.post_order_visit(func, visit)
+    return names
+
+
+def _externals(mod: tvm.IRModule) -> list[Module]:
+    return list((mod.attrs or {}).get(EXTERNAL_MODS) or [])
 
 
 def with_externals(mod: tvm.IRModule, library: Module) -> tvm.IRModule:
     """`mod` with `library` among its external modules, once."""
-    attached = list((mod.attrs or {}).get(EXTERNAL_MODS) or [])
+    attached = _externals(mod)
     if any(each.same_as(library) for each in attached):
         return mod
     return mod.with_attr(EXTERNAL_MODS, [*attached, library])

@@ -58,9 +58,10 @@ class NormalizeOperators:
     * `batch_norm` with constant statistics becomes a product and a sum.
     """
 
-    def __init__(self, target: Target, static: bool = False) -> None:
+    def __init__(self, target: Target, static: bool = False, pack_parameters: bool = False) -> None:
         self.target = Target(target)
         self.static = static
+        self.pack_parameters = pack_parameters
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         def rewrite(
@@ -68,7 +69,9 @@ class NormalizeOperators:
         ) -> relax.Function:
             return relax.analysis.remove_all_unused(_Normalize(mod).visit_expr(func))
 
-        new = rewrite_with_convolutions(mod, self.target, self.static, rewrite)
+        new = rewrite_with_convolutions(
+            mod, self.target, self.static, rewrite, self.pack_parameters
+        )
         return mod if new.same_as(mod) else _without_unused(mod, new)
 
 

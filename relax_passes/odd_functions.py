@@ -15,12 +15,14 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from .fast_exp import (
+    EXPONENT_BIAS,
+    at_most,
     exp_of_rest,
     f32,
     fma,
     magnitude,
-    minimum,
     named,
+    once,
     polynomial,
     power_of_two,
     split_exponent,
@@ -78,19 +80,19 @@ def _odd(x: Expr, reach: float, positive: Callable[[Expr], Expr]) -> Expr:
 
     def of(x: Expr) -> Expr:
         # The bound lets NaN through.
-        value = named(minimum(magnitude(x), reach), positive)
+        value = once(at_most(magnitude(x), reach), positive)
         # Also of -0: its bit, not a comparison.
         sign = tirx.reinterpret("int32", x) & tirx.const(SIGN_BIT, "int32")
         return tirx.reinterpret("float32", tirx.reinterpret("int32", value) | sign)
 
-    return named(x, of)
+    return once(x, of)
 
 
 def _exp_minus_one(v: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """`body` of exp(v) - 1 for a name v <= 0 whose exponential is not denormal."""
 
-    def assemble(number: Expr, r: Expr) -> Expr:
-        scale = power_of_two(number)
-        return named(fma(scale, exp_of_rest(r), scale - f32(1.0)), body)
+    def assemble(bits: Expr, r: Expr) -> Expr:
+        power = power_of_two(bits)
+        return once(fma(power, exp_of_rest(r), power - f32(1.0)), body)
 
-    return split_exponent(v, assemble)
+    return split_exponent(v, EXPONENT_BIAS, assemble)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from functools import reduce
 
-import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import Expr, Var
+from tvm.ir import Expr
 from tvm.tirx import For, IfThenElse, SeqStmt, Stmt
+
+from .renamed import renamed
 
 # With fewer iterations than this, one core is done before the others are awake.
 MIN_ITERATIONS = 1 << 15
@@ -31,7 +32,7 @@ def is_large(func: tirx.PrimFunc) -> Expr:
 
 def choose(condition: Expr, if_true: tirx.PrimFunc, if_false: tirx.PrimFunc) -> tirx.PrimFunc:
     """One function of two variants that have the same parameters."""
-    first, second = if_true.body.block, _renamed(if_false.body.block)
+    first, second = if_true.body.block, renamed(if_false.body.block)
     both = s_tir.SBlock(
         [],
         first.reads,
@@ -50,20 +51,3 @@ def _iterations(stmt: Stmt) -> Expr:
     if isinstance(stmt, SeqStmt):
         return reduce(lambda a, b: a + b, map(_iterations, stmt.seq))
     return tirx.const(1, "int64")
-
-
-def _renamed(block: s_tir.SBlock) -> s_tir.SBlock:
-    """`block` with variables of its own: no two definitions of one variable in a function."""
-    new: dict[Var, Var] = {}
-
-    def rename_loop(loop: For) -> None:
-        new[loop.loop_var] = tirx.Var(loop.loop_var.name, str(loop.loop_var.ty))
-
-    def rename_block(inner: s_tir.SBlock) -> None:
-        for each in inner.iter_vars:
-            new[each.var] = tirx.Var(each.var.name, str(each.var.ty))
-        for buffer in inner.alloc_buffers:
-            new[buffer] = tirx.decl_buffer(buffer.shape, str(buffer.dtype), buffer.name)
-
-    tvm_ffi.structural_walk(block, [(For, rename_loop), (s_tir.SBlock, rename_block)])
-    return tvm_ffi.structural_map(block, (Var, lambda var: new.get(var, var)))

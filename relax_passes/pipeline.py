@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
 import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu
 from tvm.s_tir.meta_schedule.database import Database
 from tvm.target import Target
 
-from . import plan_memory
+from . import plan_memory, view_reshapes
+from .attention import FuseAttention
 from .channels_last import ConvertToChannelsLast
+from .check_operands import MATMUL, CheckOperands
 from .check_reshapes import CheckReshapes
 from .cuda import CompileKernels
 from .fold_into_convolutions import FoldIntoConvolutions
 from .host_code import KeepHostCode
+from .join_norms import JoinNorms
+from .merge_products import MergeProducts
 from .normalize_operators import NormalizeOperators
 from .own_variables import OwnVariables
 from .polymerize import PolymerizeDynamicOps
 from .polymerize_convolutions import PolymerizeConvolutions
 from .report import Report
+from .round_storages import RoundStorages
 from .schedule_memory_bound import ScheduleMemoryBound
+from .shape_facts_prim import TellPrimFuncs
+from .shape_promises import Promise, PromiseShapes
+from .sink_reshapes import SinkReshapes
+from .sizes_as_shapes import SizesAsShapes
+from .steps import Step, run_steps
 from .vector_math import VectorMath
 
 
@@ -27,6 +39,7 @@ def pipeline(
     target: Target,
     *,
     report: Report | None = None,
+    dims: Mapping[str, Promise] | None = None,
     schedule_memory_bound: bool = True,
     static: bool = False,
     lift_parameters: bool = False,
@@ -37,6 +50,10 @@ def pipeline(
     channels_last: bool = True,
     winograd: bool = True,
     vector_math: bool = True,
+    attention: bool = True,
+    merge_products: bool = True,
+    without: Collection[str] = (),
+    steps: list[Step] | None = None,
 ) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
 
@@ -45,6 +62,8 @@ def pipeline(
     `report`, if given, is told what became of each of them. For CUDA, matmuls of half precision
     are taken out, and all kernels are compiled to machine code here.
 
+    * `dims`: what is promised of dimensions, by their names or as `PARAMETER:AXIS`: a `Range`, or
+      the smallest and the largest size. A call with another size raises an error.
     * `schedule_memory_bound`: a schedule for the functions that remain between them, on CPUs.
     * `static`: take out those of static shapes as well, unless the MetaSchedule database in context
       has a record for them.
@@ -57,33 +76,54 @@ def pipeline(
       around them become part of them; `channels_last`: convert networks in NCHW to NHWC, once at
       their borders; `winograd`: compute those of 3x3 kernels by Winograd's algorithm, which rounds
       relative to the largest numbers around a window.
+    * `attention`: attention in fp32 as one operator, unless `verify`, which compares its products;
+      `merge_products`: the linear layers that make its operands from one tensor as one.
     * `vector_math`: exp, sigmoid, erf and tanh in fp32 as arithmetic, in place of calls of libm.
+    * `without`: names of passes to leave out; `steps`: is told of each pass that is run.
     """
     target = Target(target)
     polymerize = PolymerizeDynamicOps(
         target, report, static=static, pack_parameters=lift_parameters, verify=verify
     )
     convolution_passes = [
-        NormalizeOperators(target, static),
+        NormalizeOperators(target, static, lift_parameters),
         *([FoldIntoConvolutions(target, static)] if fold_into_convolutions else []),
-        *([ConvertToChannelsLast(target, static)] if channels_last else []),
-        PolymerizeConvolutions(target, report, static=static, verify=verify, winograd=winograd),
+        *([ConvertToChannelsLast(target, static, lift_parameters)] if channels_last else []),
+        PolymerizeConvolutions(
+            target,
+            report,
+            static=static,
+            pack_parameters=lift_parameters,
+            verify=verify,
+            winograd=winograd,
+        ),
+    ]
+
+    attention_passes = [
+        FuseAttention(target, report, static=static),
+        *([MergeProducts()] if merge_products else []),
     ]
 
     @tvm.transform.module_pass(opt_level=0, name="MoonPolyPipeline")
     def _pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         passes = [
+            # Phase 0. What is promised of dimensions is written down, and checked by each call.
+            PromiseShapes(dims),
             # Phase 1. Dynamic convolutions and matmuls become calls of the operator library.
             OwnVariables(),
             *([CheckReshapes()] if check_reshapes else []),
+            CheckOperands(),
             *(convolution_passes if convolutions else []),
+            *(attention_passes if attention and not verify else []),
+            SinkReshapes(),
             polymerize,
+            CheckOperands([MATMUL]),
             *([relax.transform.LiftTransformParams()] if lift_parameters else []),
             # Phase 2 and later. Everything else.
             *_passes_for(target, schedule_memory_bound, vector_math),
         ]
         with target:
-            return tvm.transform.Sequential(passes)(mod)
+            return run_steps(passes, mod, without, steps)
 
     return _pipeline
 
@@ -107,24 +147,45 @@ def _tvm_pipeline(target: Target) -> tvm.transform.Pass:
         return relax.get_pipeline("default")
 
 
+def _edited(
+    passes: Sequence[tvm.transform.Pass], instead: Mapping[str, list[tvm.transform.Pass]]
+) -> Iterator[tvm.transform.Pass]:
+    """`passes`, with others in the place of those that are named."""
+    for each in passes:
+        yield from instead.get(each.info.name, [each])
+
+
 def _cpu_passes(
     target: Target, schedule_memory_bound: bool, vector_math: bool
 ) -> list[tvm.transform.Pass]:
     return [
         # Phase 2. The libraries that TVM itself brings for sampling and sorting.
         *cpu.library_dispatch_passes(target),
-        # Phase 3. The other operators become loops, fused where they are elementwise.
-        *cpu.legalize_passes(target),
+        # Phase 3. Reshapes become views, the other operators loops, fused where elementwise.
+        *([JoinNorms(target)] if schedule_memory_bound else []),
+        *_edited(
+            cpu.legalize_passes(target),
+            {
+                view_reshapes.REPLACES: [view_reshapes.LegalizeAroundViews()],
+                "FuseTIR": [SizesAsShapes(), relax.transform.FuseTIR()],
+            },
+        ),
         # What the user has tuned, if a database of MetaSchedule is in context.
         *([relax.transform.MetaScheduleApplyDatabase()] if Database.current() is not None else []),
         # Phase 4. Dataflow becomes a sequence of calls with explicit destinations, and a reshape
         # a view: those are recognised by their loops, which therefore come to be scheduled later.
         *cpu.dataflow_lower_passes(target),
-        # Phase 5. The loops pass over memory once, in vectors.
+        # Phase 5. The loops pass over memory once, in vectors, and know what is promised of sizes.
+        TellPrimFuncs(),
         *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
         *([VectorMath(target)] if vector_math else []),
         # Phase 6. Memory planning, computation of shapes, built-ins of the virtual machine.
-        plan_memory.PlanMemory(),
-        *(each for each in cpu.finalize_passes(target) if each.info.name != plan_memory.REPLACES),
+        *_edited(
+            cpu.finalize_passes(target),
+            {
+                plan_memory.REPLACES: [plan_memory.PlanMemory()],
+                "KillAfterLastUse": [RoundStorages(), relax.transform.KillAfterLastUse()],
+            },
+        ),
         KeepHostCode(),
     ]

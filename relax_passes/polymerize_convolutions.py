@@ -26,9 +26,12 @@ class PolymerizeConvolutions:
     exactly as it was; `report`, if given, is told what became of each convolution and why.
 
     `static` takes in those of static shapes, unless the MetaSchedule database in context has a
-    record. `verify` runs TVM's own operators beside ours at each call and raises where they differ
-    by more than rounding explains. Without `winograd` none is computed by Winograd's algorithm, in
-    which an output is rounded relative to the largest numbers around its window.
+    record. `pack_parameters` takes in those whose weights are parameters (after the first
+    `num_input`), packed by operators, to be hoisted by `LiftTransformParams`; without that pass
+    they would run at each call. `verify` runs TVM's own operators beside ours at each call and
+    raises where they differ by more than rounding explains. Without `winograd` none is computed by
+    Winograd's algorithm, in which an output is rounded relative to the largest numbers around its
+    window; nor is one whose weight is a parameter, which may not be finite.
     """
 
     def __init__(
@@ -37,12 +40,13 @@ class PolymerizeConvolutions:
         report: Report | None = None,
         *,
         static: bool = False,
+        pack_parameters: bool = False,
         verify: bool = False,
         winograd: bool = True,
     ) -> None:
         self.target = Target(target)
         self.report = Report() if report is None else report
-        self.options = Options(static=static, verify=verify, winograd=winograd)
+        self.options = Options(static, pack_parameters, verify, winograd)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         reason = unsupported(self.target)

@@ -7,8 +7,14 @@ from tvm import tirx
 from tvm.target import Target
 
 from .parallel_rows import choose, is_large
+from .row_divisors import invert_divisors
+from .row_loops import LANES
+from .row_pieces import split_pieces
+from .schedule_pooling import schedule_pooling
 from .schedule_rows import schedule_rows
 from .schedule_transpose import schedule_transpose
+from .shape_facts import facts
+from .shape_facts_prim import in_steps
 from .vector_columns import vectorize_columns
 from .wide_reduction import widen_reductions
 
@@ -40,17 +46,23 @@ class ScheduleMemoryBound:
         return result
 
     def _schedule(self, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-        transpose = schedule_transpose(func, parallel=self.cores > 1)
-        if transpose is not None:
-            return transpose
+        for rule in (schedule_transpose, schedule_pooling):
+            scheduled = rule(func, parallel=self.cores > 1)
+            if scheduled is not None:
+                return scheduled
         serial = schedule_rows(func)
         if serial is None:
             return None
         parallel = schedule_rows(func, parallel=True) if self.cores > 1 else None
         if parallel is None:
             return _vectorized(serial)
-        return choose(is_large(serial), _vectorized(parallel), _vectorized(serial))
+        large = is_large(serial)
+        always = facts(func).holds(large)
+        if always is not None:
+            return _vectorized(parallel if always else serial)
+        return choose(large, _vectorized(parallel), _vectorized(serial))
 
 
 def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return vectorize_columns(widen_reductions(func))
+    func = widen_reductions(in_steps(func, LANES))
+    return vectorize_columns(split_pieces(invert_divisors(func)))

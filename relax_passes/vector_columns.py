@@ -9,6 +9,7 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr
+from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, Stmt
 
 from .row_loops import LANES, RowLoop, row_loop
@@ -31,32 +32,37 @@ def _vectorized(loop: For) -> Stmt:
         return loop
     if not _is_scalar_to_llvm(value) or not runs_along(value, var):
         return loop
-    return _chunks(row)
+    return row.replaced(element_loops(row, row.number(0), loop.extent, value))
 
 
 def _is_scalar_to_llvm(value: Expr) -> bool:
     nodes: list[Expr] = []
     tvm_ffi.structural_walk(value, (Expr, nodes.append))
     return any(
-        isinstance(node, tirx.Max | tirx.Min)
+        isinstance(node, tirx.Max | tirx.Min | tirx.Select)
         or (isinstance(node, Call) and node.op.same_as(IF_THEN_ELSE))
         for node in nodes
     )
 
 
-def _chunks(row: RowLoop) -> Stmt:
-    store, chunks = row.store, row.chunks
+def element_loops(row: RowLoop, first: Expr, end: Expr, value: Expr) -> list[Stmt]:
+    """The places from `first` to `end` of a row become `value`, in vectors if LLVM needs them."""
+    store, count = row.store, Analyzer().simplify(end - first)
 
-    def element(position: Expr) -> Stmt:
+    def element(place: Expr) -> Stmt:
+        position = Analyzer().simplify(first + place)
         indices = [row.at(index, position) for index in store.indices]
-        return BufferStore(store.buffer, row.at(store.value, position), indices)
+        return BufferStore(store.buffer, row.at(value, position), indices)
+
+    if not _is_scalar_to_llvm(value) or not runs_along(value, row.axis.var):
+        return [row.each(count, ForKind.SERIAL, element)]
+    chunks = Analyzer().simplify(count // LANES)
+    rest = Analyzer().simplify(count - chunks * LANES)
 
     def chunk(i: Expr) -> Stmt:
         return row.lanes(lambda lane: element(i * row.number(LANES) + lane))
 
-    return row.replaced(
-        [
-            row.each(chunks, ForKind.SERIAL, chunk),
-            row.each(row.rest, ForKind.SERIAL, lambda i: element(chunks * LANES + i)),
-        ]
-    )
+    return [
+        row.each(chunks, ForKind.SERIAL, chunk),
+        row.each(rest, ForKind.SERIAL, lambda i: element(chunks * LANES + i)),
+    ]

@@ -9,8 +9,7 @@ import numpy as np
 from core_testing import CANARY_NUMBER, EPS, check_close, tensor
 from hypothesis import strategies as st
 
-from tvm_moonpoly.operators import OperatorLibrary
-from tvm_moonpoly.operators.activation import reference_bounded
+from tvm_moonpoly.operators import OperatorLibrary, bounded_activation
 from tvm_moonpoly.operators.conv import KINDS
 from tvm_moonpoly.operators.conv_constants import (
     ConvActivation,
@@ -57,6 +56,11 @@ class Case:
         n, h, w, _ = self.x.shape
         return (n, *self.spec.output_size(h, w), self.spec.out_channels)
 
+    @property
+    def stored(self) -> np.ndarray:
+        """The input as the packed function is given it."""
+        return np.ascontiguousarray(self.x.transpose(0, 3, 1, 2)) if self.spec.planes else self.x
+
     def constants(self, lanes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The packed weight, the padded bias and the encoded attributes."""
         packed = pack_conv_weight(self.weight, self.spec, lanes)
@@ -73,7 +77,14 @@ def call(
     kind = "f16" if case.x.dtype == np.float16 else "f32"
     _, plain, with_residual = KINDS[kind]
     residual = {} if case.residual is None else {"residual": case.residual}
-    arrays = {"x": case.x, "weight": packed, "bias": bias, **residual, "spec": spec, "out": out}
+    arrays = {
+        "x": case.stored,
+        "weight": packed,
+        "bias": bias,
+        **residual,
+        "spec": spec,
+        "out": out,
+    }
     arrays.update(replaced)
     name = with_residual if residual else plain
     library.module[name](*map(tensor, arrays.values()))
@@ -115,7 +126,7 @@ def check(result: np.ndarray, case: Case) -> None:
             before = before + addend.astype(np.float64)
             size = size + np.abs(addend.astype(np.float64))
     spec = case.spec
-    expected = reference_bounded(spec.activation, before, spec.first, spec.second)
+    expected = bounded_activation.reference(spec.activation, before, spec.first, spec.second)
     bound = (spec.depth + 3) * EPS * size
     if spec.activation > ConvActivation.RELU:
         bound = 1.2 * bound + 1e-6 * (1 + np.abs(before))

@@ -79,8 +79,8 @@ class Workspace:
         return 0
 
 
-def guarded_library() -> tuple[OperatorLibrary, Workspace]:
-    """The operators for this machine in a shared library of their own, and its workspace."""
+def guarded_library(*parts: str) -> tuple[OperatorLibrary, Workspace]:
+    """Parts of the operator library for this machine in one shared library, and its workspace."""
     import tvm
 
     import tvm_moonpoly
@@ -89,7 +89,7 @@ def guarded_library() -> tuple[OperatorLibrary, Workspace]:
     library = operators.library(tvm_moonpoly.detect_target())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"
-        library.module.export_library(str(path))
+        library.module.export_library(parts, path)
         # loaded before it is guarded: that fills in the functions which are replaced
         library = replace(library, module=tvm.runtime.load_module(str(path)))
         return library, Workspace(path)
@@ -128,7 +128,7 @@ def main() -> None:
     from tvm_moonpoly.planner.plan import READINGS, BMode, Plan
 
     F32 = Kind("f32", "float32", "float32")
-    library, workspace = guarded_library()
+    library, workspace = guarded_library("plans", "gemm", "plain")
     rng = np.random.default_rng(31)
     memory = {name: Guarded(640) for name in ("x", "packed", "bias", "residual", "table", "out")}
 

@@ -55,7 +55,7 @@ class NoCompiler:
         monkeypatch.setattr(machine_code, "compiled", self._compiled)
         monkeypatch.setattr(machine_code, "compiler", lambda: "none, for tests")
 
-    def _compiled(self, sources: Sequence[str], arch: str) -> list[bytes]:
+    def _compiled(self, sources: Sequence[str], arch: str, *_: object) -> list[bytes]:
         self.sources += sources
         return [b"\x7fELF" + arch.encode() for _ in sources]
 

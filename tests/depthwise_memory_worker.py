@@ -34,7 +34,7 @@ def main() -> None:
 
     from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
 
-    library, workspace = guarded_library()
+    library, workspace = guarded_library("depthwise")
     module, lanes = library.module, library.machine.lanes
     rng = np.random.default_rng(61)
     names = ("x", "weight", "bias", "residual", "spec", "out")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from core_testing import CANARY_NUMBER, EPS, check_close, tensor
 
-from tvm_moonpoly.operators.activation import reference_bounded
+from tvm_moonpoly.operators import bounded_activation
 from tvm_moonpoly.operators.conv_constants import (
     DEPTHWISE,
     DEPTHWISE_F16,
@@ -111,7 +111,7 @@ def check_depthwise(
     bound = (spec.depth + 3) * EPS * slope * size
     if spec.activation > ConvActivation.RELU:
         bound = bound + 1e-6 * (1 + np.abs(before))
-    expected = reference_bounded(spec.activation, before, spec.first, spec.second)
+    expected = bounded_activation.reference(spec.activation, before, spec.first, spec.second)
     if result.dtype == np.float16:
         bound = bound + np.abs(expected) * 2.0**-11 + 2.0**-25
     check_close(result, expected, bound)

@@ -88,6 +88,7 @@ def _stand_in(depthwise, with_residual):
         x, weight, bias, *residual, encoded, out = (np.from_dlpack(each) for each in arguments)
         assert len(residual) == with_residual
         spec = ConvSpec.decode(encoded)
+        x = x.transpose(0, 2, 3, 1) if spec.planes else x
         assert spec.depthwise == depthwise and weight.dtype == bias.dtype == np.float32
         if depthwise:
             shape = (*spec.kernel, -1, 1, 1)

@@ -257,3 +257,13 @@ def test_a_run_that_has_to_stop(tmp_path, monkeypatch):
         assert not journal.records
         assert session.measure_layers(None, [LAYER], effort, 1, journal, console, now + 60)
         assert [one.shape for one in journal.records] == [LAYER]
+
+
+def test_float16_beside_float32():
+    """Results are compared before they are timed; libraries that are not installed are left out."""
+    from bench.conv import half
+
+    for layer in (Layer(1, 8, 9, 9, 8, (3, 3), groups=8), Layer(1, 16, 7, 6, 12, (3, 3))):
+        seconds = half.timed(layer, rounds=2, say=lambda _: None)
+        assert {("moonpoly", "float16"), ("moonpoly", "float32")} <= set(seconds)
+        assert all(len(each) == 2 and min(each) > 0 for each in seconds.values())

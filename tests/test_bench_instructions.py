@@ -177,8 +177,8 @@ def test_counts_are_positive_consistent_and_the_same_again(tmp_path: Path):
     assert linear.parts["planning"] == 0
     assert linear.ended_by in {"x", "packed", "bias", "out"}
     for product in (plain, scores):
-        # plan_rows itself takes a few instructions a row
-        assert abs(product.planner - product.parts["planning"]) < 50
+        # plan_rows is of another part of the library, where the same planner is compiled apart
+        assert abs(product.planner - product.parts["planning"]) < product.planner / 10
         assert product.ended_by in {"a", "b", "out"}
     assert instructions.count(jobs, driver, library, tmp_path) == counts
 

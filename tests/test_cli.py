@@ -141,8 +141,8 @@ def test_help_of_each_command_has_examples_of_it(ok, name):
         (["logs", "import"], "required: file"),
         (
             ["bench", "nope"],
-            "must be one of conv, fuzz, gemm, gpu, instructions, minilm, notebooks, ocr, planner, "
-            "not 'nope'",
+            "must be one of conv, fuzz, gemm, gpu, instructions, minilm, models, notebooks, ocr, "
+            "planner, not 'nope'",
         ),
     ],
     ids=" ".join,
@@ -290,7 +290,7 @@ def test_info_as_json(ok, home, monkeypatch):
         "folder": str(home / "libraries"),
         "files": 1,
         "bytes": 7,
-        "ready": False,
+        "parts": [],
     }
 
 
@@ -304,7 +304,7 @@ def test_info_tells_a_nearest_log_and_a_library_that_is_there(ok, home, monkeypa
     monkeypatch.setattr(cache, "load", lambda key: path)
     text = ok("info")
     assert f"{path} (the nearest, of {machine.mcpu}x; " in text
-    assert "this machine's is there" in text
+    assert "of this machine's library: plans, gemm" in text
 
 
 @pytest.mark.parametrize(
@@ -440,6 +440,14 @@ def test_explain_refuses_targets_in_one_sentence(run, target, reason):
     code, out, err = run("explain", "matmul", 1, 2, 3, "--target", target)
     assert code == 1 and out == ""
     assert err.startswith(f"error: {reason}") and err.count("\n") == 1
+
+
+def test_explain_conv2d_refuses_gpus_as_compile_does(run):
+    code, out, err = run("explain", "conv2d", 1, 56, 56, 64, 64, "--target", "nvidia/nvidia-a100")
+    assert code == 1 and out == "" and err == "error: target: no convolutions for cuda\n"
+    for what in ("conv2d", "model.onnx"):
+        assert "GPU" not in run("explain", what, "--help")[1]
+    assert "GPU" in run("explain", "matmul", "--help")[1]
 
 
 @pytest.mark.parametrize("more", [(), ("--batch", 3)], ids=["weights", "batch"])
@@ -591,19 +599,21 @@ def test_compile_for_another_target(ok, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments,reason",
+    "arguments,expected,reason",
     [
         (
             ["--dim", "bacth=2"],
+            2,
             "--dim: no input has a dimension 'bacth'; dynamic are: batch, x_1, ",
         ),
-        (["--target", "nope"], "--target: LLVM knows no CPU 'nope'"),
+        (["--target", "nope"], 1, "--target: LLVM knows no CPU 'nope'"),
     ],
     ids=["dimension", "target"],
 )
-def test_compile_refuses(run, model, tmp_path, arguments, reason):
+def test_compile_refuses(run, model, tmp_path, arguments, expected, reason):
     code, out, err = run("compile", model[0], "-o", tmp_path / "x.so", *arguments)
-    assert code == 1 and out == "" and err.startswith(f"error: {reason}")
+    assert code == expected and out == "" and err.startswith(f"error: {reason}")
+    assert "or as INPUT:AXIS, such as x:0" in err or expected == 1
     assert err.count("\n") == 1 and not list(tmp_path.iterdir())
     assert run("compile", model[0], "-o", "x.so", "--dim", "batch=1", "--dim", "batch=2")[0] == 2
 

@@ -51,7 +51,7 @@ def test_compiling_one_large_weight():
 
 @linux
 def test_an_executable_is_hardly_larger_than_its_weights():
-    assert measured("many")["size"] <= 0.03
+    assert measured("many")["size"] <= 0.02
 
 
 @linux

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
+from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec, takes_planes
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,32 @@ def test_any_convolution(library, spec, n, more, bias, residual, half, seed):
     h, w = (reach(spec, axis) + more[axis] for axis in range(2))
     dtype = "float16" if half == 0 else "float32"
     case = Case.random(rng, spec, n, h, w, bias, residual, dtype)
+    check(call(library, case), case)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    channels=st.integers(1, 4),
+    vectors=st.integers(1, 7),
+    kernel=st.tuples(st.integers(1, 7), st.integers(2, 11)),
+    strides=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    padding=st.one_of(st.just((0, 0, 0, 0)), st.tuples(*[st.integers(0, 4)] * 4)),
+    activation=st.sampled_from(ConvActivation),
+    n=st.integers(0, 3),
+    more=st.tuples(st.integers(0, 12), st.integers(0, 90)),
+    planes=st.booleans(),
+    seed=st.integers(0, 1 << 16),
+)
+def test_few_channels(
+    library, channels, vectors, kernel, strides, padding, activation, n, more, planes, seed
+):
+    rng, lanes = np.random.default_rng(seed), library.machine.lanes
+    strides = tuple(map(min, zip(strides, kernel, strict=True)))
+    spec = ConvSpec(kernel, channels, vectors * lanes, strides, padding, planes=planes)
+    assert takes_planes(spec, lanes)
+    spec = with_activation(spec, activation)
+    h, w = (reach(spec, axis) + more[axis] for axis in range(2))
+    case = Case.random(rng, spec, n, h, w)
     check(call(library, case), case)
 
 

@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.emit import FLOAT, INT, Functions
 from tvm_moonpoly.operators import activation as activations
-from tvm_moonpoly.operators import errors, tensors
+from tvm_moonpoly.operators import bounded_activation, errors, tensors
 from tvm_moonpoly.operators.conv_constants import (
     ATTRIBUTES,
     ConvActivation,
@@ -40,11 +40,13 @@ PARAMETERS = {
     dilation=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     groups=st.integers(1, 4),
     activation=st.sampled_from(ConvActivation),
+    planes=st.booleans(),
 )
-def test_spec_is_its_encoding(kernel, strides, padding, dilation, groups, activation):
+def test_spec_is_its_encoding(kernel, strides, padding, dilation, groups, activation, planes):
     spec = ConvSpec(
         kernel, 3 * groups, 5 * groups, strides, padding, dilation, groups, activation, -0.1, 0.7
     )
+    spec = replace(spec, planes=planes)
     encoded = spec.encode()
     assert encoded.dtype == np.int64 and encoded.shape == (len(ATTRIBUTES),)
     assert ConvSpec.decode(encoded) == spec
@@ -136,13 +138,13 @@ def activate(target):
     errors.emit(functions)
     tensors.emit(functions)
     activations.emit(functions, machine.lanes)
-    activations.emit_bounded(functions, machine.lanes)
+    bounded_activation.emit(functions, machine.lanes)
 
     @functions.public("activate", c="handle", n=INT, activation=INT, first="int64", second="int64")
     def _(c: Any, n: Any, activation: Any, first: Any, second: Any) -> None:
         t = Tensor(c, "c")
         floats = (tirx.reinterpret(FLOAT, each.astype("int32")) for each in (first, second))
-        functions[activations.ACTIVATE_BOUNDED](
+        functions[bounded_activation.ACTIVATE_BOUNDED](
             t.data.at(0), t.shape[1], t.shape[0], n, activation, *floats
         )
 
@@ -166,5 +168,5 @@ def test_activations(activate, activation):
             before = c.copy()
             activate(c, n, activation, first, second)
             np.testing.assert_array_equal(c[:, n:], before[:, n:])
-            expected = activations.reference_bounded(activation, before[:, :n], first, second)
+            expected = bounded_activation.reference(activation, before[:, :n], first, second)
             np.testing.assert_allclose(c[:, :n], expected, rtol=16 * EPS, atol=16 * EPS)

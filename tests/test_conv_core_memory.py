@@ -53,6 +53,8 @@ LARGE = {
     "groups": (ConvSpec((3, 3), 64, 96, (2, 2), (1, 1, 1, 1), groups=4), 2, 64, 60),
     "patches": (ConvSpec((3, 3), 64, 100, (1, 1), (1, 1, 1, 1)), 2, 57, 56),
     "few patches": (ConvSpec((3, 3), 256, 512, (1, 1), (1, 1, 1, 1)), 1, 7, 7),
+    "offsets": (ConvSpec((7, 7), 3, 64, (2, 2), (3, 3, 3, 3)), 2, 160, 150),
+    "offsets of planes": (ConvSpec((3, 3), 3, 40, (1, 1), planes=True), 1, 101, 90),
     "deep": (ConvSpec((3, 3), 512, 64, (1, 1), (1, 1, 1, 1), direct=True), 1, 14, 14),
 }
 
@@ -61,8 +63,10 @@ LARGE = {
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_large(rng, library, name, dtype):
     spec, n, h, w = LARGE[name]
+    if spec.planes and dtype != "float32":
+        pytest.skip("planes are float32")
     spec = replace(spec, activation=ConvActivation.HARDSWISH)
-    case = Case.random(rng, spec, n, h, w, residual=True, dtype=dtype)
+    case = Case.random(rng, spec, n, h, w, residual=not spec.planes, dtype=dtype)
     check(call(library, case), case)
 
 
@@ -94,7 +98,7 @@ SMALL = ConvSpec((3, 3), 4, 10)
     ("replaced", "message"),
     [
         ({"x": np.zeros((1, 2, 6, 4))}, "x: must be float32"),
-        ({"x": np.zeros((1, 6, 6, 5))}, "x: its last dimension must be the channels .* 5 and 4"),
+        ({"x": np.zeros((1, 6, 6, 5))}, "x: its channels must be those of the weight: 5 and 4"),
         ({"x": np.zeros((6, 6, 4))}, "x: must have 4 dimensions, not 3"),
         ({"x": np.zeros((1, 2, 6, 4))}, "x: its height with padding .* kernel: 2 and 3"),
         ({"x": np.zeros((1, 6, 1, 4))}, "x: its width with padding .* kernel: 1 and 3"),
@@ -139,6 +143,10 @@ def test_errors_of_the_attributes(library):
         spec[ATTRIBUTES.index(name)] = value
         with pytest.raises(ValueError, match=message):
             call(library, case, spec=spec)
+    for channels, outputs in ((4, 10), (5, 16)):
+        case = case_of(ConvSpec((3, 3), channels, outputs, planes=True))
+        with pytest.raises(ValueError, match="spec: planes of channels must be few"):
+            call(library, case)
     spec = ConvSpec((3, 1), 4, 10).encode()
     spec[ATTRIBUTES.index("winograd")] = 1
     with pytest.raises(ValueError, match="spec: winograd needs a kernel of 3 x 3"):

@@ -42,8 +42,8 @@ def random_convolutions(count: int, seed: int) -> list[Convolution]:
                 n=size(32),
                 oh=1 if rng.integers(0, 8) == 0 else size(300),
                 ow=size(2000 if rng.integers(0, 4) == 0 else 300),
-                channels=size(2048),
-                outputs=size(2048),
+                channels=size(4 if rng.integers(0, 4) == 0 else 2048),
+                outputs=16 * size(32) if rng.integers(0, 3) == 0 else size(2048),
                 groups=1 if rng.integers(0, 2) else size(64),
                 kernel=kernel,
                 strides=strides,
@@ -51,6 +51,7 @@ def random_convolutions(count: int, seed: int) -> list[Convolution]:
                 padded=bool(rng.integers(0, 2)),
                 half=rng.integers(0, 4) == 0,
                 winograd=square and bool(rng.integers(0, 3)),
+                residual=rng.integers(0, 4) == 0,
             )
         )
     return found
@@ -66,7 +67,12 @@ def described(each: Convolution) -> dict[str, int]:
     numbers = dict(zip(names, sizes, strict=True))
     same = ("n", "oh", "ow", "channels", "outputs", "groups", "depth")
     numbers.update({name: getattr(each, name) for name in same})
-    flags = {"top": each.padded, "half": each.half, "winograd": each.winograd}
+    flags = {
+        "top": each.padded,
+        "half": each.half,
+        "winograd": each.winograd,
+        "residual": each.residual,
+    }
     return {**numbers, **{name: int(flag) for name, flag in flags.items()}}
 
 

@@ -16,7 +16,7 @@ from tvm.target import Target
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.emit import Functions
 from tvm_moonpoly.machine import Machine
-from tvm_moonpoly.operators import activation, errors, sharing, tensors
+from tvm_moonpoly.operators import activation, bounded_activation, errors, sharing, tensors
 from tvm_moonpoly.operators import depthwise as depthwise_functions
 from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
 from tvm_moonpoly.operators.depthwise_tiles import ANY_COLUMNS, TAPS
@@ -230,7 +230,7 @@ def other_lanes(request, target):
     errors.emit(defined)
     tensors.emit(defined)
     activation.emit(defined, machine.lanes)
-    activation.emit_bounded(defined, machine.lanes)
+    bounded_activation.emit(defined, machine.lanes)
     sharing.emit(defined)
     depthwise_functions.emit(defined, machine)
     module = native.build(defined.module(), Target(target), defined.marks)

@@ -14,6 +14,7 @@ from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
 from tvm_moonpoly.machine import Machine, host_features
 from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.operators import OperatorLibrary
+from tvm_moonpoly.operators.parts import PARTS
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import Plan
 
@@ -44,12 +45,16 @@ def test_a_whole_library_for_another_machine(isa, mnemonic, tmp_path):
     target = Target({"kind": "llvm", "num-cores": 4, **TARGETS[isa]})
     machine = Machine.from_target(target)
     assert machine.isa == isa
-    module = native.build(library_module.functions(machine, few_kernels()).module(), target)
-    path = tmp_path / "library.o"
-    module.write_to_file(str(path), "o")
-    # e_machine of ELF: x86-64 or AArch64
-    assert int.from_bytes(path.read_bytes()[18:20], "little") == {"avx512": 62, "neon": 183}[isa]
-    assert mnemonic in str(module.inspect_source("asm"))
+    for part in PARTS:
+        defined = library_module.functions(machine, few_kernels(), part.name)
+        module = native.build(defined.module(), target)
+        path = tmp_path / f"{part.name}.o"
+        module.write_to_file(str(path), "o")
+        # e_machine of ELF: x86-64 or AArch64
+        kind = {"avx512": 62, "neon": 183}[isa]
+        assert int.from_bytes(path.read_bytes()[18:20], "little") == kind
+        vectors = part.name in ("gemm", "conv", "depthwise")
+        assert not vectors or mnemonic in str(module.inspect_source("asm"))
 
 
 def test_plans_for_a_machine_that_is_not_this_one():

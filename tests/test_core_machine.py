@@ -312,5 +312,5 @@ def test_explain_refuses_unsupported_targets(config, reason):
 def test_unknown_names_of_the_package():
     with pytest.raises(AttributeError, match="no attribute 'tune_everything'"):
         mp.tune_everything  # noqa: B018
-    assert {"detect_target", "explain", "pipeline"} <= set(mp.__all__)
+    assert {"Report", "detect_target", "explain", "pipeline"} <= set(mp.__all__)
     assert all(callable(getattr(mp, name)) for name in ("detect_target", "explain", "pipeline"))

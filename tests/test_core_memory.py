@@ -191,7 +191,7 @@ def executable(target):
             )
             result = builder.emit_output(relax.Tuple([hidden, scores]))
         builder.emit_func_output(result)
-    module = builder.get().with_attr("external_mods", [library.module])
+    module = builder.get().with_attr("external_mods", [library.module.part("gemm")])
     return tvm.compile(module, target), w, bias
 
 

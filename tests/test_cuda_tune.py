@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from tvm_moonpoly import versions
-from tvm_moonpoly.cli import tune_gpu
+from tvm_moonpoly.cli import tune_gpu, tune_gpu_dry
 from tvm_moonpoly.cli.command import main
 from tvm_moonpoly.microkernels.cuda import GPUS, CudaTile, Form, candidates, find_nvcc
 from tvm_moonpoly.operators.cuda import machine_code
 from tvm_moonpoly.tuning.cuda import computed, dry_run, gpu_stage
-from tvm_moonpoly.tuning.cuda.dry_search import searched
+from tvm_moonpoly.tuning.cuda.dry_search import Searched, searched
 from tvm_moonpoly.tuning.cuda.search import CostModel
 
 needs_xgboost = pytest.mark.skipif(
@@ -151,6 +153,20 @@ def test_a_dry_run_is_bounded(one_size, made_up):
     # no time is left after the first
     found = searched(NT, A100, dry_run.compiled, CostModel(), trials=8, stop=lambda: True)
     assert 1 <= len(found.candidates) <= 2 and found.proposed == 0
+
+
+def test_every_column_of_a_dry_run_has_a_title():
+    fit = dry_run.judged(CudaTile(64, 64, 32, 2, 2, 3), NT, A100, dry_run.Resources(90, 0, 0, 0, 0))
+    tile = CudaTile(64, 64, 32, 2, 2, 4)
+    spilled = dry_run.judged(tile, NT, A100, dry_run.Resources(255, 0, 8, 8, 0))
+    for rejected in ((), (spilled,)):
+        group = Searched(NT, 1, 0, (fit, *rejected))
+        out = io.StringIO()
+        tune_gpu_dry._print(Console(file=out, width=300), group, None)
+        head = next(line for line in out.getvalue().splitlines() if "registers" in line)
+        titles = [title.strip() for title in head.strip("┃").split("┃")]
+        assert all(titles) and ("rejected" in titles) == bool(rejected)
+        assert ("registers are spilled" in out.getvalue()) == bool(rejected)
 
 
 @needs_xgboost

@@ -4,6 +4,7 @@ the place of CUDA's takes the launches."""
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import shutil
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 from cuda_emulator import emulate, missing_compiler, run_host
 from gpu_testing import case, make_setting
+from rich.console import Console
 
-from bench.gpu import bundle, cases, contents, packages
+from bench.gpu import bundle, cases, contents, packages, progress
 from bench.gpu.runner import parts
 from bench.gpu.runner.bundled import Bundle, file_digest
 from bench.gpu.runner.device import NoGpu
@@ -31,7 +33,7 @@ from tvm_moonpoly.microkernels.cuda import (
     find_nvcc,
     kernel_name,
 )
-from tvm_moonpoly.operators.cuda import Assembly
+from tvm_moonpoly.operators.cuda import Assembly, machine_code
 from tvm_moonpoly.operators.cuda.matmul import host_module
 from tvm_moonpoly.planner.cuda.spec import Product
 from tvm_moonpoly.tuning.cuda import proposals
@@ -376,3 +378,50 @@ def test_a_version_that_is_not_there_is_told(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match=r"--python 3.99: pip finds no wheel .*No matching"):
         packages.collect(tmp_path, "3.99")
     assert os.listdir(tmp_path) == ["typing_extensions.py"]
+
+
+class _Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 4
+        return self.now
+
+
+def test_how_far_it_is_is_shown():
+    """Lines every ten seconds where there is no terminal, and the last; else a bar."""
+    out = io.StringIO()
+    with progress.shown(Console(file=out, width=80), "kernels", 7, _Clock()) as advance:
+        for _ in range(7):
+            advance()
+    assert out.getvalue().splitlines() == [f"kernels: {done} of 7" for done in (3, 6, 7)]
+    out = io.StringIO()
+    with progress.shown(Console(file=out, width=80, force_terminal=True), "kernels", 7) as advance:
+        advance()
+    assert "kernels" in out.getvalue() and "1/7" in out.getvalue()
+
+
+def test_machine_code_is_kept_as_it_comes(tmp_path, monkeypatch):
+    """What was compiled before an error, or Ctrl-C, is not compiled again."""
+    monkeypatch.setenv("MOONPOLY_HOME", str(tmp_path))
+    monkeypatch.setattr(machine_code, "compiler", lambda: "nvcc 0")
+    monkeypatch.setattr(machine_code, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(machine_code.os, "cpu_count", lambda: 1)
+    made = []
+
+    def cubin(source, arch):
+        if source == "wrong":
+            raise RuntimeError("wrong")
+        made.append(source)
+        return source.encode()
+
+    monkeypatch.setattr(machine_code, "cubin", cubin)
+    told = []
+    with pytest.raises(RuntimeError, match="wrong"):
+        machine_code.compiled(["a", "b", "wrong", "c", "d"], "sm_80", lambda: told.append(1))
+    assert {"a", "b"} <= set(made)
+    told.clear()
+    found = machine_code.compiled(["d", "c", "b", "a"], "sm_80", lambda: told.append(1))
+    assert found == [b"d", b"c", b"b", b"a"] and len(told) == 4
+    assert sorted(made) == ["a", "b", "c", "d"]

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from model_testing import GROWTH, assert_same_nan, growth
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tvm import relax
@@ -32,6 +33,7 @@ TINY = BertConfig(
     vocab_size=50,
     type_vocab_size=2,
 )
+UNDEFINED = TINY.vocab_size - 1  # a word that is NaN
 SIZES = [(1, 1), (2, 7), (3, 16), (1, 40), (4, 5), (1, 17)]
 
 
@@ -57,7 +59,9 @@ def random_weights(config: BertConfig, seed: int = 0) -> dict[str, np.ndarray]:
             shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
             shapes |= {f"{layer}.{name}.{part}": (hidden,) for part in ("weight", "bias")}
-    return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    found = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    found["embeddings.word_embeddings.weight"][UNDEFINED] = np.nan
+    return found
 
 
 def random_feed(config: BertConfig, batch: int, seq: int) -> sentences.Feed:
@@ -66,7 +70,7 @@ def random_feed(config: BertConfig, batch: int, seq: int) -> sentences.Feed:
     for row in range(1, batch):
         mask[row, max(1, seq - row) :] = 0
     return {
-        "input_ids": rng.integers(0, config.vocab_size, (batch, seq)),
+        "input_ids": rng.integers(0, UNDEFINED, (batch, seq)),
         "attention_mask": mask,
         "token_type_ids": rng.integers(0, config.type_vocab_size, (batch, seq)),
     }
@@ -308,12 +312,26 @@ def ours(model: onnx.ModelProto) -> engines.Engine:
     return engines.run_tvm(engines.OURS, mod, target, mp.pipeline(target))
 
 
-def test_a_tiny_model_through_one_executable(tiny, reference):
-    compiled = ours(tiny)
+@pytest.fixture(scope="module")
+def compiled(tiny) -> engines.Engine:
+    return ours(tiny)
+
+
+def test_a_tiny_model_through_one_executable(compiled, reference):
     for size in [*SIZES, *reversed(SIZES)]:
         feed = random_feed(TINY, *size)
         error = job.largest_error(job.results(compiled, feed), job.results(reference, feed))
         assert error <= job.TOLERANCE, size
+
+
+def test_a_word_that_is_nan_stays_in_its_text(compiled, reference):
+    feed = random_feed(TINY, 3, 7)
+    feed["input_ids"][1, 2] = UNDEFINED
+    assert_same_nan(compiled, reference, feed, row=1)
+
+
+def test_memory_does_not_grow(compiled):
+    assert growth(compiled, [random_feed(TINY, *size) for size in SIZES]) <= GROWTH
 
 
 @pytest.mark.parametrize("name", [engines.HAND, engines.PADDED, engines.PLAIN])

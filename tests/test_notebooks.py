@@ -50,6 +50,7 @@ def test_the_notebooks_are_there_and_small() -> None:
         "dynamic_linear",
         "dynamic_linear_cuda",
         "dynamic_conv",
+        "whole_model",
         "how_a_plan_is_chosen",
         "against_the_libraries",
     }

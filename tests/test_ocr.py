@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from model_testing import assert_same_nan
 from rich.console import Console
 
 pytest.importorskip("PIL", reason="lines of text are written by Pillow, which is not installed")
@@ -138,19 +139,28 @@ def folder() -> Path:
         pytest.skip(f"the networks cannot be fetched: {error}")
 
 
-@pytest.mark.parametrize("name", list(networks.NAMES))
-def test_the_networks_read_lines_of_every_width(folder, target, name):
+@pytest.fixture(scope="module", params=list(networks.NAMES))
+def network(request, folder, target) -> networks.Network:
+    return networks.build(request.param, folder, target, threads=1)
+
+
+def test_the_networks_read_lines_of_every_width(network):
     """One executable each: lines of other widths, one and several at once, and none."""
-    network = networks.build(name, folder, target, threads=1)
-    lengths = [(0,), (8,), (2, 3, 4), (10,)] if name == "recogniser" else [(4, 6), (10,), (7, 5, 6)]
-    for chosen in lengths:
+    reads = network.name == "recogniser"
+    for chosen in [(0,), (8,), (2, 3, 4), (10,)] if reads else [(4, 6), (10,), (7, 5, 6)]:
         texts = [lines.TEXTS[at] for at in chosen]
         batch = job.input_of(network, [lines.write(text) for text in texts])
         found, expected = (network.run(engine, batch) for engine in (OURS, ORT))
         assert job.relative_error(found, expected) <= job.TOLERANCE
         said = [each.text.strip() for each in network.interpret(found)]
-        assert said == (texts if name == "recogniser" else directions_of(texts))
+        assert said == (texts if reads else directions_of(texts))
     assert network.run(OURS, np.zeros((0, 3, lines.HEIGHT, 64), np.float32)).shape[0] == 0
+
+
+def test_nan_stays_in_its_line(network):
+    batch = job.input_of(network, [lines.write(lines.TEXTS[at]) for at in (2, 3, 4)])
+    batch[1, 0, 20, 30] = np.nan
+    assert_same_nan(network.engines[OURS], network.engines[ORT], {networks.INPUT: batch}, row=1)
 
 
 def directions_of(texts: list[str]) -> list[str]:

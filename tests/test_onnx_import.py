@@ -701,9 +701,13 @@ def test_an_input_of_unknown_rank():
 @pytest.mark.parametrize(
     "dims,reason",
     [
-        ({"bacth": 2}, "no input has a dimension 'bacth'; dynamic are: n, x_1"),
+        (
+            {"bacth": 2},
+            "no input has a dimension 'bacth'; dynamic are: n, x_1, or as INPUT:AXIS, such as x:0",
+        ),
         ({"x:2": 4}, "'x:2' has the fixed size 3, not 4"),
-        ({"n": -1}, "the size of 'n' must not be negative, got -1"),
+        ({"n": -1}, "the size of 'n' must be at least 1, got -1"),
+        ({"n": 0}, "the size of 'n' must be at least 1, got 0; leave it dynamic for calls with 0"),
         ({"n": "a b"}, "'a b', the name for 'n', must be an identifier"),
         ({"n": (3, 1)}, "the range of 'n' must rise from 0 or more, got (3, 1)"),
         ({"n": 1.5}, "'n' must be a size, a name or a range, not 1.5"),
@@ -715,6 +719,15 @@ def test_dims_that_do_not_fit(dims, reason):
     with pytest.raises(ValueError) as caught:
         mp.import_onnx(model, dims)
     assert str(caught.value) == f"dims: {reason}"
+
+
+def test_a_dynamic_size_may_be_0_in_a_reshape():
+    model = make(
+        [node("Reshape", ["x", "target"], ["y"])], {"x": ["n", 6]}, {"target": ints(-1, 2, 3)}
+    )
+    assert_right(model, *feeds((2, 6), (1, 6)))
+    (found,) = outputs_of(compiled(mp.import_onnx(model)), {"x": tensor(0, 6)})
+    assert found.shape == (0, 2, 3)
 
 
 # What cannot be imported
@@ -749,3 +762,80 @@ def test_what_is_no_model(tmp_path):
     assert refused(path).startswith(f"{path} cannot be imported: this is no ONNX model")
     with pytest.raises(FileNotFoundError):
         mp.import_onnx(tmp_path / "missing.onnx")
+
+
+# Sizes that follow from those of weights
+
+_W = {
+    name: tensor(*shape)
+    for name, shape in {
+        **{"oihw": (8, 4, 3, 3), "groups": (8, 2, 3, 3), "oiw": (8, 4, 3), "iohw": (4, 8, 3, 3)},
+        **{"four": (4,), "slope": (4, 1, 1), "square": (4, 4), "tall": (8, 4), "one": (4, 1)},
+    }.items()
+}
+FITTING = {
+    "Conv": (("oihw",), {"pads": [1] * 4}, ["n", "c", "h", "w"]),
+    "Conv, groups": (("groups",), {"group": 2}, ["n", "c", "h", "w"]),
+    "Conv, auto_pad": (("oihw",), {"auto_pad": "SAME_UPPER"}, ["n", "c", "h", "w"]),
+    "Conv, 1d": (("oiw",), {}, ["n", "c", "h"]),
+    "ConvTranspose": (("iohw",), {}, ["n", "c", "h", "w"]),
+    "ConvTranspose, groups": (("iohw",), {"group": 2}, ["n", "c", "h", "w"]),
+    "MatMul": (("square",), {}, ["b", "n", "c"]),
+    "Gemm": (("square", "four"), {}, ["n", "c"]),
+    "Gemm, transposed": (("tall",), {"transB": 1, "transA": 1}, ["c", "n"]),
+    "BatchNormalization": (("four", "four", "four", "ones"), {}, ["n", "c", "h", "w"]),
+    "InstanceNormalization": (("four", "four"), {}, ["n", "c", "h"]),
+    "LayerNormalization": (("four", "four"), {}, ["n", "c"]),
+    "PRelu": (("slope",), {}, ["n", "c", "h", "w"]),
+}
+
+
+def fitting(case, shape=None):
+    names, attributes, wanted = FITTING[case]
+    weights = {**_W, "ones": np.ones(4, np.float32)}
+    nodes = [node(case.split(",")[0], ["x", *names], ["y"], **attributes)]
+    constants = {name: weights[name] for name in names}
+    return make(nodes, {"x": shape or wanted}, constants), shape or wanted
+
+
+@pytest.mark.parametrize("case", FITTING)
+def test_a_size_that_follows_from_a_weight_is_fixed(case):
+    model, shape = fitting(case)
+    sizes = {"n": 2, "b": 3, "c": 4, "h": 5, "w": 6}
+    module = assert_right(model, *feeds([sizes[name] for name in shape], [
+        1 if name == "n" else sizes[name] for name in shape]))  # fmt: skip
+    params = [show_dim(size) for size in module["main"].params[0].ty.shape.values]
+    assert params == ["4" if name == "c" else name for name in shape]
+    vm = compiled(module)
+    for c in (0, 1, 3, 6):
+        x = tensor(*(c if name == "c" else sizes[name] for name in shape))
+        with pytest.raises(RuntimeError, match=rf"\({c} vs\. 4\) : .*param=x"):
+            vm["main"](tvm.runtime.tensor(x))
+    # a number that is wrong is an error of the import, as is a promise
+    wrong = fitting(case, [3 if name == "c" else name for name in shape])[0]
+    assert "has the size 3 where it must be 4, " in refused(wrong)
+    promised = refused(model, {"c": (5, 8)})
+    assert f"{case.split(',')[0]} 'y': 'c' must be 4, " in promised and "which is not" in promised
+
+
+def test_a_fixed_size_is_that_of_all_inputs(capfd):
+    nodes = [
+        node("Conv", ["x", "oihw"], ["a"]),
+        node("MatMul", ["z", "square"], ["b"]),
+        node("ReduceSum", ["a"], ["a0"], keepdims=0),
+        node("Add", ["a0", "b"], ["y"]),
+    ]
+    constants = {name: _W[name] for name in ("oihw", "square")}
+    model = make(nodes, {"x": ["n", "c", "h", "w"], "z": ["n", "c"]}, constants)
+    module = assert_right(model, {"x": tensor(2, 4, 5, 6), "z": tensor(2, 4)})
+    assert [show_dim(p.ty.shape.values[1]) for p in module["main"].params] == ["4", "4"]
+    assert "BlockBuilder" not in capfd.readouterr().err
+
+
+def test_a_sum_that_follows_from_a_weight_is_checked():
+    nodes = [node("Concat", ["x", "z"], ["both"], axis=1), node("Conv", ["both", "oihw"], ["y"])]
+    model = make(nodes, {"x": ["n", "a", 5, 6], "z": ["n", "b", 5, 6]}, {"oihw": _W["oihw"]})
+    right = {"x": tensor(2, 1, 5, 6), "z": tensor(2, 3, 5, 6)}
+    vm = compiled(assert_right(model, right))
+    with pytest.raises(RuntimeError, match=r"\(6 vs\. 4\) : main: y: a size of both must be the"):
+        outputs_of(vm, {"x": right["z"], "z": right["z"]})

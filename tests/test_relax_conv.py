@@ -20,7 +20,12 @@ from tvm import relax
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from relax_passes import FoldIntoConvolutions, NormalizeOperators, Report
+from relax_passes import (
+    FoldIntoConvolutions,
+    NormalizeOperators,
+    PolymerizeConvolutions,
+    Report,
+)
 from tvm_moonpoly import operators
 from tvm_moonpoly.operators.conv_constants import (
     ConvActivation,
@@ -48,6 +53,8 @@ def encoded(**changes):
 
 p_spec = encoded()
 p_relu = encoded(activation=ConvActivation.RELU)
+p_planes = encoded(activation=ConvActivation.RELU, planes=True)
+half_weight = relax.const(W.astype("float16"))
 
 
 def check(before, expected):
@@ -93,17 +100,57 @@ def test_channels_first():
     def expected(x: R.Tensor(("n", 3, "h", "w"), "float32")):
         n, h, w = T.int64(), T.int64(), T.int64()
         with R.dataflow():
-            x_last = R.permute_dims(x, axes=[0, 2, 3, 1])
             y = R.call_dps_packed(
                 "moonpoly_conv2d_f32",
-                (x_last, p_weight, p_bias, p_relu),
+                (x, p_weight, p_bias, p_planes),
                 out_ty=R.Tensor((n, (h - 1) // 2 + 1, (w - 1) // 2 + 1, 24), "float32"),
             )
             r = R.permute_dims(y, axes=[0, 3, 1, 2])
             R.output(r)
         return r
 
-    assert check(before, expected) == ["convolution, fused bias + relu"]
+    found = ["convolution, of planes of channels, fused bias + relu"]
+    assert check(before, expected) == found
+    assert check_result(before, tensor(2, 3, 6, 7)) == ["moonpoly_conv2d_f32", "permute_dims"]
+
+
+def test_planes_where_the_layout_is_not_converted():
+    @R.function
+    def before(x: R.Tensor(("n", 3, "h", "w"), "float32")):
+        y = R.nn.conv2d(x, weight, strides=2, padding=1)
+        return y
+
+    report = Report()
+    after = PolymerizeConvolutions(TARGET, report)(module(before))
+    assert calls(after) == ["moonpoly_conv2d_f32", "permute_dims"]
+    found = "convolution, of planes of channels, transposed back"
+    assert [entry.detail for entry in report] == [found]
+
+
+def test_a_transpose_that_others_need_stays():
+    """Of float16, with a residual, and of any number of outputs the channels come last."""
+    few, pointwise = constant(10, 3, 3, 3), constant(24, 3, 1, 1)
+
+    @R.function
+    def before(x: R.Tensor(("n", 3, "h", "w"), "float32")):
+        with R.dataflow():
+            a = R.nn.conv2d(x, few, padding=1)
+            b = R.nn.conv2d(x, weight, padding=1)
+            c = R.nn.conv2d(x, pointwise)
+            d = R.add(b, c)
+            y = R.concat([a, d], axis=1)
+            R.output(y)
+        return y
+
+    found = check_result(before, tensor(2, 3, 6, 7))
+    assert found.count("permute_dims") == 2 and found.count("moonpoly_conv2d_f32") >= 2
+
+    @R.function
+    def half(x: R.Tensor(("n", 3, "h", "w"), "float16")):
+        y = R.nn.conv2d(x, half_weight, padding=1)
+        return y
+
+    assert calls(converted(module(half))).count("permute_dims") == 2
 
 
 def test_channels_last_outside_of_a_dataflow_block():
@@ -364,7 +411,7 @@ def test_transposed_convolution_stays_as_it_is():
         return z
 
     found = calls(converted(module(before)))
-    assert found.count("nn.conv2d_transpose") == 1 and found.count("permute_dims") == 2
+    assert found.count("nn.conv2d_transpose") == 1 and found.count("permute_dims") == 1
 
     @R.function
     def alone(x: R.Tensor(("n", 24, "h", "w"), "float32")):
@@ -491,7 +538,7 @@ def test_batch_norm_before_a_convolution_is_a_product_and_a_sum():
         return z
 
     found = check_result(before, tensor(2, 3, 5, 6))
-    assert "nn.batch_norm" not in found and found.count("permute_dims") == 2
+    assert "nn.batch_norm" not in found and found.count("permute_dims") == 1
 
 
 def test_zero_pads_fold_and_others_do_not():
@@ -721,4 +768,4 @@ def test_an_activation_does_not_lose_its_last_operator_to_the_next_convolution()
         return z
 
     found = check_result(before, tensor(1, 3, 4, 5))
-    assert found == ["permute_dims", "moonpoly_conv2d_f32", "moonpoly_conv2d_f32", "permute_dims"]
+    assert found == ["moonpoly_conv2d_f32", "moonpoly_conv2d_f32", "permute_dims"]

@@ -127,11 +127,11 @@ def chain(b, x):
 
 NETWORKS = {
     # name: function, inputs channels, convolutions, transposes of a model in NCHW
-    "resnet": (resnet, 3, 4, 1),
-    "mobilenet": (mobilenet, 3, 4, 2),
-    "inception": (inception, 3, 7, 2),
-    "squeeze_and_excite": (squeeze_and_excite, 4, 4, 2),
-    "chain": (chain, 4, 5, 2),
+    "resnet": (resnet, 3, 4, 0),
+    "mobilenet": (mobilenet, 3, 4, 1),
+    "inception": (inception, 3, 7, 1),
+    "squeeze_and_excite": (squeeze_and_excite, 4, 4, 1),
+    "chain": (chain, 4, 5, 1),
 }
 
 

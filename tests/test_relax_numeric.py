@@ -67,7 +67,7 @@ def attention_reference(x):
 
 CASES = {
     "feed forward": (feed_forward, feed_forward_reference, 2),
-    "attention": (attention, attention_reference, 5),
+    "attention": (attention, attention_reference, 2),
 }
 
 
@@ -88,7 +88,9 @@ def test_against_numpy(name):
 @pytest.mark.parametrize("cores", [1, 2])
 def test_reshapes_between_operators_stay_views(cores):
     target = tvm.target.Target({**dict(TARGET.attrs.items()), "kind": "llvm", "num-cores": cores})
-    executable = tvm.compile(module(attention), target, relax_pipeline=pipeline(target))
+    executable = tvm.compile(
+        module(attention), target, relax_pipeline=pipeline(target, attention=False)
+    )
     assert executable.as_text().count("vm.builtin.reshape") >= 3
 
 

@@ -9,6 +9,8 @@ from tvm_moonpoly import verbosity
 
 if TYPE_CHECKING:
     from relax_passes.pipeline import pipeline
+    from relax_passes.report import Report
+    from relax_passes.shape_range import Range
     from tvm_moonpoly.explanation import explain
     from tvm_moonpoly.explanation_conv import explain_conv2d
     from tvm_moonpoly.machine import detect_target
@@ -16,7 +18,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "detect_target", "explain", "explain_conv2d", "import_onnx", "pipeline"]
+__all__ = [
+    "Range",
+    "Report",
+    "__version__",
+    "detect_target",
+    "explain",
+    "explain_conv2d",
+    "import_onnx",
+    "pipeline",
+]
 
 verbosity.apply()
 
@@ -24,6 +35,8 @@ verbosity.apply()
 #: Looked up when they are first used: relax_passes imports this package, and either may be imported
 #: first.
 _MODULES = {
+    "Range": "relax_passes",
+    "Report": "relax_passes",
     "detect_target": "tvm_moonpoly.machine",
     "explain": "tvm_moonpoly.explanation",
     "explain_conv2d": "tvm_moonpoly.explanation_conv",

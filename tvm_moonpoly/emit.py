@@ -81,9 +81,14 @@ class Pointer:
 
 
 class Functions:
-    """The functions of one native module, by name, while they are being written."""
+    """The functions of one native module, by name, while they are being written.
 
-    def __init__(self) -> None:
+    ``part``: what tells it from other modules that may be linked to it.
+    """
+
+    def __init__(self, part: str = "") -> None:
+        #: the packed function without arguments that fails, its error having been raised before
+        self.failing = f"moonpoly_fail_{part}" if part else "moonpoly_fail"
         #: the private functions that LLVM is told something about, by its word for it
         self.marks: dict[str, list[str]] = {"noinline": [], "cold": [], "optsize": []}
         self._defined: dict[GlobalVar, tirx.PrimFunc] = {}
@@ -203,9 +208,6 @@ _current: ContextVar[Functions] = ContextVar("functions")
 #: What a function that may fail returns.
 STATUS = "int32"
 
-#: The packed function without arguments that fails, its error having been raised before.
-FAIL = "moonpoly_fail"
-
 
 def _declare(parameters: dict[str, str]) -> list[Expr]:
     return [T.arg(name, _variable(name, kind)) for name, kind in parameters.items()]
@@ -318,9 +320,10 @@ def unless(
 def fail() -> None:
     """Leave the function that is being written with the error that has been raised.
 
-    tvm's way out of a function is a packed call that fails: the one of `FAIL` is inlined to it.
+    tvm's way out of a function is a packed call that fails: that of `Functions.failing` is inlined
+    to it.
     """
-    T.evaluate(T.call_cpacked(FAIL))
+    T.evaluate(T.call_cpacked(Functions.current().failing))
 
 
 def branch(condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]) -> None:

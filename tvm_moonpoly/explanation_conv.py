@@ -10,7 +10,7 @@ from tvm.target import Target
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.explanation import require_sizes, used, used_json
 from tvm_moonpoly.logs import TuningLog
-from tvm_moonpoly.machine import Machine
+from tvm_moonpoly.machine import Machine, no_convolutions
 from tvm_moonpoly.operators.conv_constants import ConvSpec
 from tvm_moonpoly.planner import conv
 from tvm_moonpoly.planner.conv import Convolution, ConvPlan, Form
@@ -21,6 +21,7 @@ FORMS = {
     Form.ROWS: "rows of the products are windows of the input, as they lie, row by row",
     Form.WINDOWS: "a band of overlapping windows is copied for each block",
     Form.PIXELS: "a band of windows, each on its own, is copied for each block",
+    Form.OFFSETS: "windows are read at offsets in the rows of the input, with zeros around them",
     Form.PATCHES: "by Winograd's algorithm F(2x2, 3x3): 16 products of transformed 4x4 patches",
 }
 
@@ -97,6 +98,9 @@ def explained_conv2d(
 ) -> ConvExplanation:
     """How the convolution of an input (n, h, w, in_channels) is assembled. See `explain_conv2d`."""
     require_sizes(n=n, h=h, w=w, threads=threads)
+    reason = None if target is None else no_convolutions(Target(target))
+    if reason is not None:
+        raise ValueError(f"target: {reason}")
     machine, log, table = used(target, threads)
     each = convolution_of(spec, n, h, w, half)
     ranked = sorted(conv.candidates(each, machine, table), key=lambda plan: plan.picoseconds)
@@ -116,7 +120,7 @@ def explain_conv2d(
 
     ``target`` is this machine's by default, ``threads`` the target's cores; ``half``: operands are
     float16. Raises ValueError for sizes below 1, an input smaller than the kernel, and targets
-    without micro-kernels.
+    without convolutions.
     """
     return text(explained_conv2d(n, h, w, spec, target, threads, half))
 

@@ -105,6 +105,12 @@ def unsupported_reason(target: Target) -> str | None:
     return None
 
 
+def no_convolutions(target: Target) -> str | None:
+    """Why there are no convolutions for the kind of ``target``; None where there are, on CPUs."""
+    kind = str(target.kind.name)
+    return None if kind == "llvm" else f"no convolutions for {kind}"
+
+
 def vector_units(features: frozenset[str]) -> list[str]:
     """The instruction sets of ``VECTOR_UNITS`` that ``features`` hold, best first."""
     return [isa for isa, (needed, _, _) in VECTOR_UNITS.items() if needed <= features]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,15 +14,15 @@ from bench.conv.peers import PEER_NAMES
 from bench.gemm.environment import restart_in_fair_environment
 from bench.gemm.journal import Journal
 from bench.gemm.options import (
+    add_run_options,
     check_effort,
     check_positive,
+    checked,
     effort_of,
     exit_code,
-    named,
+    measure_each_threads,
     parse_peers,
-    print_resumed,
     threads_of,
-    write_json,
 )
 from bench.gemm.run import Effort
 
@@ -44,20 +42,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--threads", metavar="N[,N]", help="threads a candidate; 1,2, with --quick 1")
     add("--classes", metavar="NAME,...", help=f"only these of {', '.join(CLASSES)}")
     add("--networks", metavar="NAME,...", help="only layers of these, such as mobilenet_v1")
-    add("--rounds", type=int, help=f"{QUICK.rounds} with --quick, else {FULL.rounds}")
-    add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
-    add("--stop", type=float, metavar="MINUTES", help="end then; the same command goes on")
     add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}")
-    add("--remark", metavar="TEXT", help="a sentence about the run, for the document")
-    add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
-    add("--each", action="store_true", help="print a line for every layer")
-    add("--restart", action="store_true", help="start anew, whatever the journal holds")
-    options = parser.parse_args(arguments)
-    try:
-        check(options)
-    except ValueError as wrong:
-        parser.error(str(wrong))
-    return options
+    add_run_options(add, QUICK, FULL, "layer")
+    return checked(parser, arguments, check)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -107,19 +94,8 @@ def measure(options: argparse.Namespace, path: Path, console: Console) -> None:
     chosen = {name: getattr(options, name) for name in ("threads", "classes", "networks")}
     about = header(effort, options.peers, chosen, installed_versions())
     with Journal(path, about, restart=options.restart, kind=Layer) as journal:
-        print_resumed(journal, console)
-        whole = True
-        for threads in options.threads:
-            start = time.monotonic()
-            stop = math.inf if options.stop is None else 60 * options.stop
-            whole &= run(options.cases, options.peers, effort, threads, journal, console, stop)
-            if not journal.measured(threads):
-                raise RuntimeError(f"stopped before the first layer of {threads} threads")
-            found = document(journal, threads)
-            if options.remark is not None:
-                found["remark"] = options.remark
-            print_document(console, found, each=options.each)
-            console.print(f"took {time.monotonic() - start:.0f} s")
-            write_json(named(path.with_suffix(".json"), threads), found)
-        if whole:
-            journal.finish()
+
+        def run_one(threads: int, stop: float) -> bool:
+            return run(options.cases, options.peers, effort, threads, journal, console, stop)
+
+        measure_each_threads(options, path, journal, console, run_one, document, print_document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from tvm_moonpoly.operators.packing import pad_bias
 def direct(threads: int) -> Peer:
     """The functions for ``threads`` threads. Raises ValueError without micro-kernels for this CPU.
 
-    A first layer is given its images as NCHW, and turns them round in each call.
+    A first layer is given its images as NCHW, and turns them round in each call where it does not
+    read them as they are.
     """
     target = mp.detect_target(cores=threads)
     library = operators.library(target)
@@ -43,10 +45,14 @@ def direct(threads: int) -> Peer:
             weight = conv_constants.pack_conv_weight(operands.weight, spec, lanes)
             bias = conv_constants.pad_conv_bias(operands.bias, spec, lanes)
         function = library.module[name]
+        in_planes = layer.group == FIRST and conv_constants.takes_planes(spec, lanes)
+        if in_planes:
+            spec = replace(spec, planes=True)
         constants = [tvm.runtime.tensor(each) for each in (weight, bias, spec.encode())]
-        x, out = (tvm_ffi.from_dlpack(each) for each in (operands.nhwc, operands.out_nhwc))
+        given = operands.nchw if in_planes else operands.nhwc
+        x, out = (tvm_ffi.from_dlpack(each) for each in (given, operands.out_nhwc))
         operands.out_nhwc.fill(np.nan)
-        if layer.group != FIRST:
+        if layer.group != FIRST or in_planes:
             return lambda: function(x, *constants, out), lambda result: operands.out_nhwc
         turn, images = turning(target, layer.c), tvm_ffi.from_dlpack(operands.nchw)
 
@@ -55,7 +61,7 @@ def direct(threads: int) -> Peer:
 
         return run, lambda result: operands.out_nhwc
 
-    mode = "packed function, NHWC, weights packed; a first layer turns NCHW images round"
+    mode = "packed function, NHWC, weights packed; NCHW images of a first layer"
     return Peer(OURS, mode, prepare)
 
 

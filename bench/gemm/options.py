@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,31 @@ if TYPE_CHECKING:
 
     from bench.gemm.journal import Journal
     from bench.gemm.run import Effort
+
+
+def add_run_options(add: Callable[..., Any], quick: Effort, full: Effort, what: str) -> None:
+    """Those of a bench that can be stopped and goes on; ``what`` is measured."""
+    add("--rounds", type=int, help=f"{quick.rounds} with --quick, else {full.rounds}")
+    add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
+    add("--stop", type=float, metavar="MINUTES", help="end then; the same command goes on")
+    add("--remark", metavar="TEXT", help="a sentence about the run, for the document")
+    add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
+    add("--each", action="store_true", help=f"print a line for every {what}")
+    add("--restart", action="store_true", help="start anew, whatever the journal holds")
+
+
+def checked(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    check: Callable[[argparse.Namespace], None],
+) -> argparse.Namespace:
+    """The options, which ``check`` may refuse by a ValueError: that ends the program."""
+    options = parser.parse_args(arguments)
+    try:
+        check(options)
+    except ValueError as wrong:
+        parser.error(str(wrong))
+    return options
 
 
 def check_effort(options: argparse.Namespace) -> None:
@@ -79,6 +106,37 @@ def print_resumed(journal: Journal, console: Console) -> None:
         console.print(f"going on with the {len(journal.records)} runs of {path}")
     elif journal.reason is not None:
         console.print(f"{path}: not gone on with, {journal.reason}; kept as {path.name}.old")
+
+
+def measure_each_threads(
+    options: argparse.Namespace,
+    path: Path,
+    journal: Journal,
+    console: Console,
+    run: Callable[[int, float], bool],
+    document: Callable[[Journal, int], dict[str, Any]],
+    print_document: Callable[[Console, dict[str, Any], bool], None],
+) -> None:
+    """Fill the journal for each number of threads, print and write its document beside ``path``.
+
+    ``run`` takes the threads and the seconds that it has, and returns whether all was measured.
+    Raises RuntimeError when it stopped before anything was.
+    """
+    print_resumed(journal, console)
+    whole = True
+    for threads in options.threads:
+        start = time.monotonic()
+        whole &= run(threads, math.inf if options.stop is None else 60 * options.stop)
+        if not journal.measured(threads):
+            raise RuntimeError(f"stopped before the first case of {threads} threads")
+        found = document(journal, threads)
+        if options.remark is not None:
+            found["remark"] = options.remark
+        print_document(console, found, options.each)
+        console.print(f"took {time.monotonic() - start:.0f} s")
+        write_json(named(path.with_suffix(".json"), threads), found)
+    if whole:
+        journal.finish()
 
 
 def named(file: Path, threads: int) -> Path:

@@ -243,11 +243,13 @@ def write_pages(
     section: Callable[[Sequence[Document], str], str],
     losses_page: Callable[[Sequence[Document]], str],
     markers: tuple[str, str] = (BEGIN, END),
+    text_file: Path = README,
 ) -> int:
-    """Write the ``section`` between the markers of the README, and the page of losses, of documents
-    of the ``expected`` format; returns the exit code, or ends the program with a message."""
+    """Write the ``section`` between the markers of the README, or of another text, and the page of
+    losses, of documents of the ``expected`` format; returns the exit code, or ends the program with
+    a message."""
     parser.add_argument("documents", nargs="+", type=Path, metavar="JSON")
-    parser.add_argument("--readme", type=Path, default=README)
+    parser.add_argument("--readme", type=Path, default=text_file)
     parser.add_argument("--losses", type=Path, default=losses_file)
     options = parser.parse_args(arguments)
     try:

@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write_log(gpu.name)
             libraries, cases, tasks, baselines = _asked(gpu, options)
         count = sum(len(library.kernels) for library in libraries)
-        print(f"{gpu.name} ({gpu.arch}): compiling {count} kernels in {len(libraries)} libraries "
-              "...", flush=True)  # fmt: skip
+        print(f"{gpu.name} ({gpu.arch}): making {count} kernels in {len(libraries)} libraries, "
+              "which takes minutes", flush=True)  # fmt: skip
         options.out.mkdir(parents=True, exist_ok=True)
         tar = bundle.make(folder, gpu, libraries, cases, tasks, options.python, baselines)
     except (OSError, RuntimeError, ValueError) as error:

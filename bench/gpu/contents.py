@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from rich.console import Console
 
+from bench.gpu.progress import shown
 from tvm_moonpoly.costmodel.cuda_log import Contents, Kernel
 from tvm_moonpoly.microkernels.cuda import (
     CudaTile,
@@ -150,14 +152,20 @@ def log(gpu: Gpu, dtype: str) -> Contents:
 
 
 def export(found: Sequence[Library], gpu: Gpu, folder: Path) -> list[dict[str, Any]]:
-    """Compile libraries into ``folder``; their entries of the manifest.
+    """Compile libraries into ``folder``, and show how far that is; their entries of the manifest.
 
     Needs a C++ compiler, which links. Raises RuntimeError when nvcc is missing or does not accept a
     kernel.
     """
-    lowered = [lower(each, gpu) for each in found]
+    console = Console()
+    with shown(console, "generating libraries", len(found)) as advance:
+        lowered = []
+        for each in found:
+            lowered.append(lower(each, gpu))
+            advance()
     devices = [module for _, modules in lowered for module in modules]
-    compiled = device_modules.with_machine_code(devices, gpu.arch)
+    with shown(console, "compiling libraries", len(devices)) as advance:
+        compiled = device_modules.with_machine_code(devices, gpu.arch, advance)
     if compiled is None:
         raise RuntimeError("machine code cannot be made here: see the warning above")
     machine_code = dict(zip(map(id, devices), compiled, strict=True))

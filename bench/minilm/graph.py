@@ -12,16 +12,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+
+from bench.onnx_graph import WeightedGraph, floats, value
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = ("last_hidden_state", "sentence_embedding")
-OPSET = 17
-IR_VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -69,82 +68,23 @@ def build_model(config: BertConfig, weights: Mapping[str, np.ndarray]) -> onnx.M
     hidden = graph.encoder()
     graph.node("Identity", [hidden], output=OUTPUTS[0])
     graph.pooled(hidden)
-    ids = [_value(name, TensorProto.INT64, "batch", "seq") for name in INPUTS]
+    ids = [value(name, TensorProto.INT64, "batch", "seq") for name in INPUTS]
     results = [
-        _value(OUTPUTS[0], TensorProto.FLOAT, "batch", "seq", config.hidden_size),
-        _value(OUTPUTS[1], TensorProto.FLOAT, "batch", config.hidden_size),
+        floats(OUTPUTS[0], "batch", "seq", config.hidden_size),
+        floats(OUTPUTS[1], "batch", config.hidden_size),
     ]
-    model = helper.make_model(
-        helper.make_graph(graph.nodes, "encoder", ids, results, graph.initializers),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-    )
-    onnx.checker.check_model(model, full_check=True)
-    return model
+    return graph.model("encoder", ids, results)
 
 
-def _value(name: str, dtype: int, *shape: int | str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, list(shape))
-
-
-class _Graph:
-    """Nodes and initializers while they are being written; each method returns a value's name."""
+class _Graph(WeightedGraph):
+    """The encoder while it is being written; each method returns a value's name."""
 
     def __init__(self, config: BertConfig, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__(weights)
         self.config = config
-        self.weights = weights
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-        self.names: set[str] = set()
 
-    def node(self, kind: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
-        output = output or f"{kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
-        return output
-
-    def constant(self, name: str, array: np.ndarray) -> str:
-        if name not in self.names:
-            self.names.add(name)
-            self.initializers.append(numpy_helper.from_array(array, name))
-        return name
-
-    def scalar(self, value: float) -> str:
-        return self.constant(f"scalar_{value!r}", np.array(value, np.float32))
-
-    def integers(self, *values: int) -> str:
-        return self.constant("integers_" + "_".join(map(str, values)), np.array(values, np.int64))
-
-    def weight(self, name: str) -> str:
-        return self.constant(name, self.weights[name].astype(np.float32))
-
-    def linear(self, x: str, name: str) -> str:
-        """``x @ W.T + bias``, the weight stored transposed as exporters do."""
-        matrix = self.weights[f"{name}.weight"].astype(np.float32).T
-        product = self.node("MatMul", [x, self.constant(f"{name}.weight.T", matrix)])
-        return self.node("Add", [self.weight(f"{name}.bias"), product])
-
-    def normalize(self, x: str, name: str) -> str:
-        scale, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
-        return self.node(
-            "LayerNormalization", [x, scale, bias], axis=-1, epsilon=self.config.layer_norm_eps
-        )
-
-    def gelu(self, x: str) -> str:
-        erf = self.node("Erf", [self.node("Div", [x, self.scalar(math.sqrt(2.0))])])
-        twice = self.node("Mul", [x, self.node("Add", [erf, self.scalar(1.0)])])
-        return self.node("Mul", [twice, self.scalar(0.5)])
-
-    def dimension(self, x: str, axis: int) -> str:
-        """The size of one axis of ``x`` at run time, as a tensor of one element."""
-        index = self.constant(f"index_{axis}", np.array(axis, np.int64))
-        size = self.node("Gather", [self.node("Shape", [x]), index], axis=0)
-        return self.node("Unsqueeze", [size, self.integers(0)])
-
-    def reshape(self, x: str, *tail: int) -> str:
-        """``x`` with its first two dimensions kept and the others replaced by ``tail``."""
-        sizes = [self.dimension(x, axis) for axis in (0, 1)]
-        sizes += [self.integers(size) for size in tail]
-        return self.node("Reshape", [x, self.node("Concat", sizes, axis=0)])
+    def normalized(self, x: str, name: str) -> str:
+        return self.normalize(x, name, self.config.layer_norm_eps)
 
     def embeddings(self) -> str:
         ids, _, types = INPUTS
@@ -158,7 +98,7 @@ class _Graph:
             for kind, index in (("word", ids), ("token_type", types), ("position", used))
         ]
         total = self.node("Add", [self.node("Add", tables[:2]), tables[2]])
-        return self.normalize(total, "embeddings.LayerNorm")
+        return self.normalized(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
         """0 where a token counts and the lowest float where it is padding: (batch, 1, 1, seq)."""
@@ -187,12 +127,12 @@ class _Graph:
         for index in range(self.config.num_hidden_layers):
             name = f"encoder.layer.{index}"
             attended = self.attention(x, mask, f"{name}.attention")
-            x = self.normalize(
+            x = self.normalized(
                 self.node("Add", [attended, x]), f"{name}.attention.output.LayerNorm"
             )
             inner = self.gelu(self.linear(x, f"{name}.intermediate.dense"))
             outer = self.linear(inner, f"{name}.output.dense")
-            x = self.normalize(self.node("Add", [outer, x]), f"{name}.output.LayerNorm")
+            x = self.normalized(self.node("Add", [outer, x]), f"{name}.output.LayerNorm")
         return x
 
     def pooled(self, hidden: str) -> str:

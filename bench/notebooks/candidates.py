@@ -81,7 +81,8 @@ def dynamic(name: str, weight: np.ndarray, target: Target, pipeline: Any) -> Can
 
 def dynamic_candidates(weight: np.ndarray, target: Target) -> list[Candidate]:
     """Those that are compiled once for all numbers of rows."""
-    operators.library(target)  # built once for a processor, whatever the layers, and then kept
+    # built once for a processor, whatever the layers, and then kept
+    operators.library(target).module.part("gemm")
     pipelines = {
         OURS: mp.pipeline(target),
         PLAIN: relax.get_default_pipeline(target),

@@ -41,7 +41,9 @@ def dynamic_layer(layer: Layer, operands: Operands) -> tvm.IRModule:
 
 def dynamic_candidates(layer: Layer, operands: Operands, target: Target) -> list[Candidate]:
     """Ours and TVM's, each compiled once for images of every size."""
-    library = operators.library(target)  # built once for a processor, and then kept
+    library = operators.library(target)
+    for part in ("conv", "depthwise"):
+        library.module.part(part)  # built once for a processor, and then kept
     pipelines = {
         OURS: mp.pipeline(target),
         PLAIN: relax.get_default_pipeline(target),

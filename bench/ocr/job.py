@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from bench.console import wide_console
-from bench.engines import ORT, OURS
+from bench.engines import ORT, OURS, relative_error
 from bench.measure import clock_for, interleave, machine_facts, paired_ratio
 from bench.minilm.report import facts_table, operators_table
 from bench.ocr import lines, networks, report
@@ -137,15 +137,6 @@ def run_case(
         said[OURS],
         said[ORT],
     )
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the largest output; infinite where a shape differs or NaN is."""
-    if found.shape != expected.shape:
-        return float("inf")
-    error = float(np.abs(found - expected).max(initial=0.0))
-    error /= float(np.abs(expected).max(initial=0.0)) or 1.0
-    return error if np.isfinite(error) else float("inf")
 
 
 def failures(cases: Sequence[Case]) -> list[str]:

@@ -22,7 +22,7 @@ from tvm_moonpoly import verbosity
 COMMANDS = {
     "info": "versions, this CPU, and the tuning log in use",
     "tune": "measure this machine and write its tuning log",
-    "explain": "how a matrix product is assembled, and why so",
+    "explain": "how a product, a convolution or a whole model is computed, and why so",
     "compile": "compile an ONNX model to a shared library",
     "bench": "time this package against other libraries",
     "logs": "list, show, export, import or clear tuning logs",
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OSError:
             _discard_output()
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def _called(given: list[str]) -> int:
@@ -121,6 +121,10 @@ def printable(text: str) -> str:
 
 class UserError(Exception):
     """What is to be said to the user as it is."""
+
+
+class UsageError(UserError):
+    """Options that do not fit what they are about: wrong usage, found out late."""
 
 
 def _command(given: list[str]) -> tuple[str, list[str]]:

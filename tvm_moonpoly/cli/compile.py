@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_moonpoly.cli import output, targets
-from tvm_moonpoly.cli.command import UserError, parser, positive
+from tvm_moonpoly.cli.command import UsageError, UserError, parser, positive
 
 if TYPE_CHECKING:
     from tvm import IRModule
     from tvm.target import Target
 
-    from relax_passes import Report
+    from relax_passes import Range, Report
     from tvm_moonpoly.onnx_import.load import Loaded
 
 EXAMPLES = """
@@ -77,15 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.so", help="the library to write"
     )
-    found.add_argument(
-        "--dim",
-        type=_dimension,
-        action="append",
-        default=[],
-        metavar="NAME=SIZE",
-        help="fix a dynamic dimension, by its name or as INPUT:AXIS; NAME=A:B promises sizes from "
-        "A to B, NAME=OTHER gives it another name; may be repeated",
-    )
+    add_dim(found)
     targets.add_option(found)
     found.add_argument(
         "--static", action="store_true", help="rewrite products of static shape as well"
@@ -94,18 +86,47 @@ def _parser() -> argparse.ArgumentParser:
     return found
 
 
-def _dimension(text: str) -> tuple[str, int | str | tuple[int, int]]:
+def add_dim(found: argparse.ArgumentParser) -> None:
+    """Add the option `--dim`."""
+    found.add_argument(
+        "--dim",
+        type=dimension,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="fix a dynamic dimension, by its name or as INPUT:AXIS; NAME=A:B promises sizes from "
+        "A to B, NAME=A:B:STEP multiples of STEP among them, NAME=OTHER gives it another name; may "
+        "be repeated",
+    )
+
+
+def dimension(text: str) -> tuple[str, int | str | Range]:
+    """A value of `--dim`."""
     name, equals, size = text.rpartition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"must be NAME=SIZE, not {text!r}")
     if size.isidentifier():
         return name, size
-    smallest, colon, largest = size.partition(":")
-    return name, (positive(smallest), positive(largest)) if colon else positive(size)
+    numbers = [positive(each) for each in size.split(":")]
+    if len(numbers) > 3:
+        raise argparse.ArgumentTypeError(f"must be NAME=A:B or NAME=A:B:STEP, not {text!r}")
+    if len(numbers) == 1:
+        return name, numbers[0]
+    return name, _range(numbers)
 
 
-def loaded(path: Path, dims: Mapping[str, int | str | tuple[int, int]]) -> Loaded:
-    """The model in the file; raises UserError, or OSError when the file cannot be read."""
+def _range(numbers: list[int]) -> Range:
+    from relax_passes import Range
+
+    try:
+        return Range(numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else 1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("Range: ")) from error
+
+
+def loaded(path: Path, dims: Mapping[str, int | str | Range]) -> Loaded:
+    """The model in the file; raises UserError, UsageError where ``dims``
+    does not fit it, or OSError when the file cannot be read."""
     from tvm_moonpoly.onnx_import import OnnxImportError
     from tvm_moonpoly.onnx_import.load import load
 
@@ -114,7 +135,7 @@ def loaded(path: Path, dims: Mapping[str, int | str | tuple[int, int]]) -> Loade
     except OnnxImportError as error:
         raise UserError(str(error)) from error
     except ValueError as error:
-        raise UserError(f"--dim: {str(error).removeprefix('dims: ')}") from error
+        raise UsageError(f"--dim: {str(error).removeprefix('dims: ')}") from error
 
 
 def compiled(mod: IRModule, target: Target, path: Path, static: bool) -> Report:

@@ -1,4 +1,7 @@
-"""``moonpoly explain matmul M N K``: how a product is assembled; measured with ``--measure``."""
+"""``moonpoly explain matmul M N K``: how a product is assembled; measured with ``--measure``.
+
+``moonpoly explain conv2d ...`` and ``moonpoly explain model.onnx`` are modules of their own.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         from tvm_moonpoly.cli import explain_conv
 
         return explain_conv.main(arguments[1:])
+    if any(each.lower().endswith(".onnx") for each in arguments):
+        from tvm_moonpoly.cli import explain_model
+
+        return explain_model.main(arguments)
     usage = _parser()
     options = usage.parse_args(arguments)
     for name in ("m", "n", "k", "batch"):
@@ -82,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         EXAMPLES,
     )
     found.add_argument(
-        "operator", choices=["matmul"], help="matmul; or conv2d, see explain conv2d -h"
+        "operator",
+        choices=["matmul"],
+        help="matmul; or conv2d, see explain conv2d -h; or a model, see explain x.onnx -h",
     )
     for name, what in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A")):
         found.add_argument(name, metavar=name.upper(), type=positive, help=what)

@@ -87,6 +87,6 @@ def _parser() -> argparse.ArgumentParser:
         help="type of the operands (default: float32)",
     )
     found.add_argument("--threads", type=targets.threads, help="threads (default: all cores)")
-    targets.add_option(found)
+    targets.add_option(found, gpus=False)
     found.add_argument("--json", action="store_true", help="print JSON; times in picoseconds")
     return found

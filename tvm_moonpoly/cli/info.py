@@ -93,7 +93,8 @@ def show(document: dict[str, Any]) -> None:
         told.setdefault(each["gpu"], []).append(f"{each['dtype']} {each['status']}")
     rows += [(f"log of {gpu}", ", ".join(statuses)) for gpu, statuses in told.items()]
     rows.append(("own logs go to", document["log_folders"][0]))
-    state = "this machine's is there" if cache["ready"] else "this machine's is not there"
+    there = ", ".join(cache["parts"])
+    state = f"of this machine's library: {there}" if there else "this machine's is not there"
     rows.append(
         ("library cache", f"{cache['folder']} ({cache['files']} files, "
          f"{output.size(cache['bytes'])}; {state})")
@@ -157,8 +158,8 @@ def _cache(target: Any) -> dict[str, Any]:
             sizes.append(path.stat().st_size)
         except OSError:  # removed by another process meanwhile
             continue
-    ready = operator_library.is_cached(target)
-    return {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes), "ready": ready}
+    parts = operator_library.cached_parts(target)
+    return {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes), "parts": parts}
 
 
 def _threads() -> dict[str, Any]:

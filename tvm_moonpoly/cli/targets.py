@@ -26,12 +26,14 @@ def threads(text: str) -> int:
     return count
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
+def add_option(parser: argparse.ArgumentParser, gpus: bool = True) -> None:
+    """Add the option; ``gpus``: whether the command knows something about GPUs."""
     parser.add_argument(
         "--target",
-        metavar="CPU|GPU|JSON",
-        help="a CPU as LLVM names it, such as znver4 or x86-64-v3, a GPU such as nvidia-a100, or a "
-        "TVM target as a JSON object (default: this CPU)",
+        metavar="CPU|GPU|JSON" if gpus else "CPU|JSON",
+        help="a CPU as LLVM names it, such as znver4 or x86-64-v3, "
+        + ("a GPU such as nvidia-a100, " if gpus else "")
+        + "or a TVM target as a JSON object (default: this CPU)",
     )
 
 

@@ -91,12 +91,16 @@ def write(told: argparse.Namespace) -> int:
 
 
 def _print(console: Any, group: Searched, count: int | None) -> None:
-    columns = (
+    columns = [
         "tile", "warps", "stages", "layout", "store", "raster", "registers", "spills", "shared",
-        "blocks", "limited by", "of peak, computed", "",
-    )  # fmt: skip
+        "blocks", "limited by", "of peak, computed",
+    ]  # fmt: skip
     listed = [*group.best(count), *group.rejected]
-    table = output.table(columns, [_row(candidate) for candidate in listed])
+    rows = [_row(candidate) for candidate in listed]
+    if group.rejected:
+        columns.append("rejected")
+        rows = [(*row, each.reason) for row, each in zip(rows, listed, strict=True)]
+    table = output.table(columns, rows)
     table.title = group.form.name
     console.print(table)
     output.say(
@@ -121,7 +125,6 @@ def _row(candidate: Candidate) -> Sequence[object]:
         candidate.occupancy.blocks,
         candidate.occupancy.limit,
         "-" if candidate.of_peak is None else f"{candidate.of_peak:.0%}",
-        f"rejected: {candidate.reason}" if candidate.reason else "",
     )
 
 

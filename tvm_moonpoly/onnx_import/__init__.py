@@ -28,9 +28,10 @@ def import_onnx(
     `dims` says more about dimensions of inputs. A key is the name of a dimension, or `INPUT:AXIS`
     for one of them (`"x:0"`); those without a name are also called `INPUT_AXIS`. A value is
 
-    * a number: the dimension has this size,
+    * a number from 1 on: the dimension has this size,
     * a name: the dimension is called so; those of one name are of one size,
-    * two numbers: the smallest and the largest size; a call with another one raises an error.
+    * a `Range`, or two numbers, the smallest and the largest size: a call with another size raises
+      an error. What is promised is written into the function's attributes for all passes.
 
     An input of unknown rank gets the rank of its keys: `{"x:0": "n", "x:1": 3}`.
 

@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tvm_ffi
 from tvm import tirx
+from tvm.sym import Analyzer
+
+from relax_passes.shape_promises import as_range
+from relax_passes.shape_range import Range
 
 from .symbolic import Size
 
@@ -27,14 +32,6 @@ class Input:
     name: str
     sizes: tuple[int | str, ...]
     names: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Range:
-    """The smallest and the largest size that the caller promises of a dimension."""
-
-    smallest: int
-    largest: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,11 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
                 known.add(name)
                 continue
             if isinstance(value, Range):
-                ranges[size] = value
+                if not size.isidentifier():
+                    raise ValueError(
+                        f"dims: {name!r} is computed ({size}): give the ranges of its parts"
+                    )
+                ranges[size] = ranges.get(size, Range()) & value
                 continue
             chosen[each.name, axis] = value
             if name != names[0]:
@@ -116,9 +117,15 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
     unknown = sorted(set(wanted) - known)
     if unknown:
         raise ValueError(
-            f"dims: no input has a dimension {unknown[0]!r}; dynamic are: "
-            f"{', '.join(_shown(inputs)) or 'none'}"
+            f"dims: no input has a dimension {unknown[0]!r}; dynamic are: {_shown(inputs)}"
         )
+    promised: dict[str, Range] = {}
+    for size, value in ranges.items():
+        new = replaced.get(size, size)
+        if isinstance(new, str):
+            promised[new] = promised.get(new, Range()) & value
+        elif new not in value:
+            raise ValueError(f"dims: {size!r} has the size {new}, which is not {value}")
     variables: dict[str, Size] = {}
     shapes: dict[str, list[Size]] = {}
     for each in inputs:
@@ -126,34 +133,55 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
             _size(chosen.get((each.name, axis), size), replaced, variables)
             for axis, size in enumerate(each.sizes)
         ]
-    return Shapes(shapes, ranges)
+    return Shapes(shapes, promised)
 
 
-def _shown(inputs: Sequence[Input]) -> list[str]:
-    """The name of each dynamic dimension that says most, once."""
-    shown: dict[str, None] = {}
+def fixed(shapes: Shapes, name: str, size: int) -> Shapes:
+    """`shapes` with a number in the place of the variable `name`."""
+
+    def replaced(dim: Size) -> Size:
+        if isinstance(dim, int):
+            return dim
+        value = tirx.const(size, "int64")
+        found = tvm_ffi.structural_map(
+            dim, (tirx.Var, lambda var: value if var.name == name else var)
+        )
+        found = Analyzer().simplify(found)
+        return int(found) if isinstance(found, tirx.IntImm) else found
+
+    ranges = {each: known for each, known in shapes.ranges.items() if each != name}
+    return Shapes(
+        {each: [replaced(dim) for dim in dims] for each, dims in shapes.shapes.items()}, ranges
+    )
+
+
+def _shown(inputs: Sequence[Input]) -> str:
+    """The name of each dynamic dimension that says most, once, and an example of the other form."""
+    shown: dict[str, str] = {}
     for each in inputs:
         for size, names in zip(each.sizes, each.names, strict=True):
             if isinstance(size, str):
-                shown[names[1]] = None
-    return list(shown)
+                shown.setdefault(names[1], names[0])
+    if not shown:
+        return "none"
+    return f"{', '.join(shown)}, or as INPUT:AXIS, such as {next(iter(shown.values()))}"
 
 
 def _checked(name: str, value: Any) -> int | str | Range:
     if isinstance(value, bool):
         raise ValueError(f"dims: {name!r} must be a size, a name or a range, not {value!r}")
     if isinstance(value, int):
-        if value < 0:
-            raise ValueError(f"dims: the size of {name!r} must not be negative, got {value}")
+        if value < 1:
+            # 0 in the target of a Reshape stands for another size
+            hint = "; leave it dynamic for calls with 0" if value == 0 else ""
+            raise ValueError(f"dims: the size of {name!r} must be at least 1, got {value}{hint}")
         return value
     if isinstance(value, str):
         if not value.isidentifier():
             raise ValueError(f"dims: {value!r}, the name for {name!r}, must be an identifier")
         return value
-    if isinstance(value, tuple) and len(value) == 2 and all(type(each) is int for each in value):
-        if not 0 <= value[0] <= value[1]:
-            raise ValueError(f"dims: the range of {name!r} must rise from 0 or more, got {value}")
-        return Range(*value)
+    if isinstance(value, Range) or (isinstance(value, tuple) and len(value) == 2):
+        return as_range(name, value)
     raise ValueError(f"dims: {name!r} must be a size, a name or a range, not {value!r}")
 
 

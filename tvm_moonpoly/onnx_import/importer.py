@@ -18,8 +18,7 @@ from tvm.ir import GenericConst
 from tvm.relax import Expr
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from . import fold, shape_operators
-from .checks import emit_range_check
+from . import fold, operand_rules, shape_operators
 from .dims import Shapes
 from .errors import OnnxImportError, Problem, Unsupported
 from .known import MOST_ELEMENTS, Known
@@ -43,18 +42,23 @@ class Importer(ONNXGraphImporter):
         super().__init__({name: [*shape] for name, shape in shapes.shapes.items()}, None)
         self._nodes: dict[str, Any]
         self.opened = opened
-        self._ranges = shapes.ranges
         self.sizes = Sizes()
         self.known: dict[str, Known] = {}
+        self._free: set[tirx.Var] = set()
         for shape in shapes.shapes.values():
-            self.sizes.declare(shape)
+            self.sizes.declare(shape, shapes.ranges)
+            self._free |= {size for size in shape if isinstance(size, tirx.Var)}
 
     def convert(self, graph: onnx.GraphProto, opset: int) -> tvm.IRModule:
         """The module of `graph`. Raises OnnxImportError for the first node that fails."""
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             # TVM's importer prints what it fails on, and warns that x.1 becomes x_1
             warnings.filterwarnings("ignore", message="Renaming name")
-            mod = self.from_onnx(graph, opset)
+            try:
+                mod = self.from_onnx(graph, opset)
+            except Exception:
+                _abandon(self.bb)
+                raise
         if any(node.op_type == "If" for node in graph.node):
             mod = relax.transform.ConvertToDataflow()(mod)  # TVM's builds none around an If
         return relax.transform.DeadCodeElimination()(mod)
@@ -83,6 +87,14 @@ class Importer(ONNXGraphImporter):
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             return None
         return [self.sizes.simplify(size) for size in ty.shape.values]
+
+    def is_free(self, size: tirx.Var) -> bool:
+        """Whether `size` is a dimension of the model's inputs, which a call chooses."""
+        return size in self._free
+
+    def replace(self, name: str, tensor: Expr) -> None:
+        """Let `name` be another tensor from here on, of the same elements."""
+        self._nodes[name] = tensor
 
     def emit(self, expr: Expr) -> Expr:
         """`expr` bound to a variable."""
@@ -119,14 +131,6 @@ class Importer(ONNXGraphImporter):
         """All of them have been reported before."""
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
-        declared = {
-            size.name: size
-            for shape in self._shape.values()
-            for size in shape
-            if isinstance(size, tirx.Var)
-        }
-        for name, promised in self._ranges.items():
-            emit_range_check(self.bb, declared[name], promised)
         for node in graph.node:
             self._convert(node)
         for value in graph.output:
@@ -137,18 +141,18 @@ class Importer(ONNXGraphImporter):
     def _convert(self, node: onnx.NodeProto) -> None:
         try:
             self._convert_node(node)
-        except OnnxImportError:
+        except (OnnxImportError, operand_rules.FixedSize):
             raise
         except Unsupported as error:
-            raise self._error(node, str(error)) from error
+            raise self.error(node, str(error)) from error
         except KeyError as error:
             missing = next((name for name in node.input if not self._has(name)), None)
             reason = f"{missing!r} is not computed before it" if missing else f"no {error}"
-            raise self._error(node, reason) from error
+            raise self.error(node, reason) from error
         except Exception as error:
-            raise self._error(node, _first_line(error)) from error
+            raise self.error(node, _first_line(error)) from error
 
-    def _error(self, node: onnx.NodeProto, reason: str) -> OnnxImportError:
+    def error(self, node: onnx.NodeProto, reason: str) -> OnnxImportError:
         return OnnxImportError(
             [Problem(label(node), operator_name(node), reason)], self.opened.name
         )
@@ -173,6 +177,8 @@ class Importer(ONNXGraphImporter):
             return
         if ours and self._know(node, attributes):
             return
+        if ours:
+            operand_rules.apply(self, node, attributes)
         conversion = CONVERSIONS.get(node.op_type) if ours else None
         result = conversion(self, node, attributes) if conversion else None
         if result is None:
@@ -286,6 +292,13 @@ class Importer(ONNXGraphImporter):
         if len(shape) != 1:
             result = self.emit(relax.op.reshape(result, shape))
         return result if dtype == "int64" else self.emit(relax.op.astype(result, dtype))
+
+
+def _abandon(builder: relax.BlockBuilder) -> None:
+    """End the blocks of a builder that has failed: it warns of those that it is destroyed with."""
+    with contextlib.suppress(Exception):
+        while True:  # it raises an error when there are no more
+            builder._end_block()
 
 
 def _as_quotient(value: Any) -> Quotient:

@@ -11,12 +11,15 @@ import onnx
 import tvm
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
+from relax_passes.shape_promises import PromiseShapes
+
 from . import prepare
 from .conversions import CONVERSIONS
-from .dims import inputs_of, symbolic_shapes, with_shapes
+from .dims import Shapes, fixed, inputs_of, symbolic_shapes, with_shapes
 from .errors import OnnxImportError, Problem
 from .importer import Importer
-from .model import open_model
+from .model import Opened, open_model
+from .operand_rules import FixedSize
 from .symbolic import Size
 
 #: Converted by the importer itself.
@@ -47,8 +50,8 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto, dims: Mapping[str, Any
     free = [value for value in graph.input if value.name not in constants]
     del graph.input[:]
     graph.input.extend(free)
-    importer = Importer(opened, found)
-    module = importer.convert(graph, prepare.opset_of(prepared))
+    module, found = _converted(opened, graph, prepare.opset_of(prepared), found)
+    module = tvm.transform.Sequential([PromiseShapes(found.ranges)])(module)
     inputs = [
         (
             value.name,
@@ -58,6 +61,23 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto, dims: Mapping[str, Any
         for value in free
     ]
     return Loaded(module, inputs)
+
+
+def _converted(
+    opened: Opened, graph: onnx.GraphProto, opset: int, shapes: Shapes
+) -> tuple[tvm.IRModule, Shapes]:
+    """The module of `graph`, and `shapes` with numbers for the dimensions that can have one size
+    alone: the channels that the weights of a convolution take."""
+    while True:
+        importer = Importer(opened, shapes)
+        try:
+            return importer.convert(graph, opset), shapes
+        except FixedSize as found:
+            promised = shapes.ranges.get(found.name)
+            if promised is not None and found.size not in promised:
+                reason = f"{found}, which is not {promised}"
+                raise importer.error(found.node, reason) from found
+            shapes = fixed(shapes, found.name, found.size)
 
 
 def _check_inputs(graph: onnx.GraphProto, constants: set[str], name: str) -> None:

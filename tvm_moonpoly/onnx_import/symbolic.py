@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
@@ -12,9 +12,11 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm.relax import Expr
-from tvm.sym import Analyzer, ConstIntBound
+from tvm.sym import Analyzer
 
 from relax_passes.element_count import provably_equal
+from relax_passes.shape_facts import tell
+from relax_passes.shape_range import Range
 
 Size: TypeAlias = int | Expr
 
@@ -36,11 +38,11 @@ class Sizes:
     def __init__(self) -> None:
         self._analyzer = Analyzer()
 
-    def declare(self, sizes: Iterable[Size]) -> None:
-        """Take the variables among `sizes` for sizes of tensors: 0 or more."""
+    def declare(self, sizes: Iterable[Size], ranges: Mapping[str, Range] | None = None) -> None:
+        """Take the variables among `sizes` for sizes of tensors: 0 or more, and within `ranges`."""
         for size in sizes:
             if isinstance(size, tirx.Var):
-                self._analyzer.update(size, ConstIntBound(0, ConstIntBound.POS_INF), True)
+                tell(self._analyzer, size, (ranges or {}).get(size.name, Range()))
 
     def simplify(self, size: Size) -> Size:
         """`size` in a simple form: a Python integer where it is known."""

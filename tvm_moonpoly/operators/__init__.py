@@ -30,6 +30,7 @@ from tvm_moonpoly.operators.operator_library import (
     supported,
 )
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
+from tvm_moonpoly.operators.parts import parts_of
 from tvm_moonpoly.operators.tensors import ABSENT, COUNT_BIT, MAX_DIMS
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "pack_weight",
     "pad_bias",
     "pad_conv_bias",
+    "parts_of",
     "plan_table",
     "supported",
 ]

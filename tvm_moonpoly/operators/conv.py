@@ -38,6 +38,8 @@ from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.operators import (
     conv_arguments,
     conv_band,
+    conv_half,
+    conv_offsets,
     conv_patch_inputs,
     conv_tiles,
     conv_winograd,
@@ -52,7 +54,7 @@ from tvm_moonpoly.operators.conv_constants import (
 from tvm_moonpoly.operators.conv_tiles import BLOCK, TILES
 from tvm_moonpoly.operators.gemm_tiles import zeros_row
 from tvm_moonpoly.operators.sharing import Each, columns_of, run_chunks, with_space
-from tvm_moonpoly.planner.conv import Form
+from tvm_moonpoly.planner.conv import OFFSET, Form
 from tvm_moonpoly.planner.native_conv import CONVOLUTION, PLAN_CONV
 
 #: The types of operands: of each its name, and the functions without and with a residual.
@@ -71,6 +73,8 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
         conv_arguments.emit(functions, kind, dtype, machine.lanes)
         conv_band.emit(functions, kind, dtype, machine.lanes)
         conv_winograd.emit(functions, kind, dtype, records, machine)
+        if dtype == FLOAT:
+            conv_offsets.emit(functions, machine)
         _emit_chunk(functions, kind, dtype, machine)
         for name in (plain, residual):
             _emit_public(functions, name, kind, dtype)
@@ -111,7 +115,7 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
     """One block of one group, or a part of its columns."""
     lanes, half = machine.lanes, dtype != FLOAT
     if half:
-        _emit_converted(functions, lanes)
+        conv_half.emit(functions, lanes)
 
     parameters = {"numbers": INTS, **operands(dtype), "space": FLOATS}
 
@@ -124,10 +128,30 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
         group = let(div(whole, blocks))
         block = let(whole - group * blocks)
         given = [*(pointers[name].at(0) for name in parameters), group, block, part]
+
+        def others() -> None:
+            functions[f"moonpoly_conv_block_{kind}"](*given)
+
+        def at_offsets() -> None:
+            *before, space = (pointers[name] for name in parameters)
+            functions[conv_offsets.OFFSETS](
+                *(each.at(0) for each in before),
+                space.at(0),
+                space.at(conv["depth"] * OFFSET),
+                block,
+                part,
+            )
+
+        def direct() -> None:
+            if half:
+                others()
+            else:
+                branch(conv["form"] == int(Form.OFFSETS), at_offsets, others)
+
         branch(
             conv["form"] == int(Form.PATCHES),
             lambda: functions[conv_winograd.patches_name(kind)](*given),
-            lambda: functions[f"moonpoly_conv_block_{kind}"](*given),
+            direct,
         )
 
     @functions.separate(f"moonpoly_conv_block_{kind}", **parameters, group=INT, block=INT, part=INT)
@@ -236,74 +260,6 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
                     out.at(to),
                 )
             else:
-                _through_floats(
+                conv_half.through_floats(
                     functions, conv, t, space, weights, biases, zeros, residual, out, to, lanes
                 )
-
-
-def _through_floats(
-    functions: Functions,
-    conv: Numbers,
-    t: Numbers,
-    space: Pointer,
-    weights: Expr,
-    biases: Expr,
-    zeros: Pointer,
-    residual: Pointer,
-    out: Pointer,
-    to: Expr,
-    lanes: int,
-) -> None:
-    """The tiles of a block whose outputs are float16: through float32 at the end of the band, in
-    whole panels. A residual is put there before."""
-    has, rows, width = let(conv["residual"]), let(t["rows"]), let(t["width"])
-    own, tail = let(t["panels"] * lanes), let(t["columns"])
-    columns = let(own + tail)
-    padded = let(own + select(tail > 0, lanes, 0))
-    c_row = let(width * padded)
-    # from the end: what was written beyond the band is before it
-    start = let(conv["band"] - rows * c_row)
-    narrow = let(conv["ow"] * conv["out_channels"])
-
-    def converted(name: str, half: Pointer, i: Expr) -> None:
-        functions[name](
-            half.at(to + i * narrow), conv["out_channels"], space.at(start + i * c_row), padded,
-            width, columns,
-        )  # fmt: skip
-
-    with when(has > 0), loop(rows) as i:
-        converted("moonpoly_conv_from_half", residual, i)
-    t["ldc"], t["c_row"], t["x_step"] = padded, c_row, has
-    t["ldx"], t["x_row"] = padded * has, c_row * has
-    functions[TILES](
-        t.memory.at(0),
-        space.at(0),
-        weights,
-        zeros.unless(has > 0, space).at(select(has > 0, start, 0)),
-        biases,
-        space.at(start),
-    )
-    with loop(rows) as i:
-        converted("moonpoly_conv_to_half", out, i)
-
-
-def _emit_converted(functions: Functions, lanes: int) -> None:
-    """``m`` rows of ``n`` elements between float16 and float32."""
-    matrix = {"half": "float16*", "ldh": INT, "q": FLOATS, "ldq": INT, "m": INT, "n": INT}
-    for name, to_half in (("moonpoly_conv_from_half", False), ("moonpoly_conv_to_half", True)):
-
-        @functions.separate(name, **matrix)
-        def _(
-            half: Pointer, ldh: Expr, q: Pointer, ldq: Expr, m: Expr, n: Expr, to: bool = to_half
-        ) -> None:
-            with loop(m) as i:
-                done = as_int(0)
-                for width in (lanes, 1):
-                    count = let(div(n - done, width))
-                    with loop(count) as j:
-                        one, other = i * ldh + done + j * width, i * ldq + done + j * width
-                        if to:
-                            half.put_floats(one, q.floats(other, width), width)
-                        else:
-                            q.put_floats(other, half.floats(one, width), width)
-                    done = let(done + count * width)

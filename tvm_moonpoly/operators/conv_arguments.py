@@ -32,7 +32,7 @@ from tvm_moonpoly.operators.conv_constants import (
 from tvm_moonpoly.operators.errors import require
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner.conv import PATCH
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.native_conv import CONVOLUTION, at_offsets
 
 ARGUMENTS = "moonpoly_conv_arguments"
 
@@ -44,6 +44,7 @@ _RANGES = {
     **dict.fromkeys(("groups", "in_channels", "out_channels"), (1, MOST_CHANNELS)),
     "activation": (0, int(max(ConvActivation))),
     "winograd": (0, 1),
+    "planes": (0, 1),
 }
 
 
@@ -101,9 +102,11 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
         rule = "winograd needs a kernel of 3 x 3, without strides or dilation"
         require(tirx.any(tirx.Not(winograd), fits), "spec", rule)
 
-        n, h, w = (let(x.shape[i]) for i in range(3))
-        c = let(x.shape[3])
-        rule = "its last dimension must be the channels of the weight: # and #"
+        planes = let(s["planes"])
+        n = let(x.shape[0])
+        h, w = (let(select(planes > 0, x.shape[i + 1], x.shape[i])) for i in (1, 2))
+        c = let(select(planes > 0, x.shape[1], x.shape[3]))
+        rule = "its channels must be those of the weight: # and #"
         require(c == s["in_channels"], "x", rule, c, s["in_channels"])
         sizes = []
         for axis, (size, before, after, side) in enumerate(
@@ -143,8 +146,10 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
             require(compact, tensor.name, "must be compact")
 
         require_shape(out)
-        stride = x.row_stride(c, n * h * w)
-        require(tirx.any(stride == c, n * h * w <= 1), "x", "must be compact")
+        count = let(n * h * select(planes > 0, c, w))
+        row = let(select(planes > 0, w, c))
+        stride = x.row_stride(row, count)
+        require(tirx.any(stride == row, count <= 1), "x", "must be compact")
         with when(has > 0):
             added = Tensor(given["residual"], "residual", dtype)
             rule = "must have 4 dimensions, not #"
@@ -165,3 +170,6 @@ def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:
             "half": as_int(int(dtype == "float16")),
         }
         conv.fill(values)
+        rule = "planes of channels must be few, and outputs whole vectors of #"
+        fits = at_offsets({**s, **values}, lanes)
+        require(tirx.any(planes == 0, fits), "spec", rule, as_int(lanes))

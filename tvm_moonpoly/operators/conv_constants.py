@@ -12,18 +12,20 @@ from enum import IntEnum
 import numpy as np
 
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
-from tvm_moonpoly.planner.conv import PATCH
+from tvm_moonpoly.planner.conv import PATCH, Convolution, at_offsets
 from tvm_moonpoly.planner.native_conv import ATTRIBUTES
 
 CONV2D = "moonpoly_conv2d_f32"
 CONV2D_RESIDUAL = "moonpoly_conv2d_residual_f32"
 CONV2D_F16 = "moonpoly_conv2d_f16"
 CONV2D_RESIDUAL_F16 = "moonpoly_conv2d_residual_f16"
+CONVOLUTIONS = (CONV2D, CONV2D_RESIDUAL, CONV2D_F16, CONV2D_RESIDUAL_F16)
 
 DEPTHWISE = "moonpoly_depthwise_f32"
 DEPTHWISE_RESIDUAL = "moonpoly_depthwise_residual_f32"
 DEPTHWISE_F16 = "moonpoly_depthwise_f16"
 DEPTHWISE_RESIDUAL_F16 = "moonpoly_depthwise_residual_f16"
+DEPTHWISE_CONVOLUTIONS = (DEPTHWISE, DEPTHWISE_RESIDUAL, DEPTHWISE_F16, DEPTHWISE_RESIDUAL_F16)
 
 
 class ConvActivation(IntEnum):
@@ -62,7 +64,8 @@ class ConvSpec:
 
     ``padding`` is (top, left, bottom, right). ``first`` and ``second`` are the parameters of the
     activation: low and high of CLIP, alpha and beta of HARDSIGMOID. ``direct``: never by Winograd's
-    algorithm.
+    algorithm. ``planes``: the input is (N, in_channels, H, W), which only some may be, see
+    `takes_planes`.
 
     Raises ValueError, which names the attribute, where one is out of its range.
     """
@@ -78,6 +81,7 @@ class ConvSpec:
     first: float = 0.0
     second: float = 0.0
     direct: bool = False
+    planes: bool = False
 
     def __post_init__(self) -> None:
         for name, count, least in (
@@ -164,6 +168,7 @@ class ConvSpec:
             int(self.activation),
             *map(int, parameters),
             int(self.winograd),
+            int(self.planes),
         ]
         return np.array(numbers, np.int64)
 
@@ -185,8 +190,25 @@ class ConvSpec:
             activation=ConvActivation(v[13]),
             first=float(first),
             second=float(second),
+            planes=bool(v[17]),
         )
         return spec if spec.winograd == bool(v[16]) else replace(spec, direct=True)
+
+
+def takes_planes(spec: ConvSpec, lanes: int) -> bool:
+    """Whether the input of ``spec``, float32 and without a residual, may be planes of channels."""
+    sizes = Convolution(
+        n=1,
+        oh=1,
+        ow=1,
+        channels=spec.in_channels // spec.groups,
+        outputs=spec.out_channels // spec.groups,
+        groups=spec.groups,
+        kernel=spec.kernel,
+        strides=spec.strides,
+        dilation=spec.dilation,
+    )
+    return at_offsets(sizes, lanes)
 
 
 def can_transform(w: np.ndarray) -> bool:

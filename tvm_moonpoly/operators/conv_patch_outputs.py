@@ -29,7 +29,7 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.numbers import Numbers, as_float
-from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED
+from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.planner.conv import SIDE, WIDE

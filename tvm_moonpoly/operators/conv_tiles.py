@@ -31,7 +31,7 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.numbers import Numbers, as_float
-from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED
+from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import rows_name, zeros_row

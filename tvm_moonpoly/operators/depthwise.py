@@ -53,6 +53,9 @@ _GRAIN = 1 << 18
 #: Chunks for each worker, of which there may be fewer, and the fewest rows of one.
 _CHUNKS, _FEWEST_ROWS = 8, 4
 
+#: Images of so many times the second-level cache are fetched a row ahead.
+_FAR = 4
+
 #: Where addresses repeat in the first-level cache: bytes of one of its ways.
 _WAY = 4096
 
@@ -117,7 +120,7 @@ def _emit_blocks(functions: Functions, machine: Machine) -> None:
         most = float(min(machine.cores, largest("workers")))
         grains = tirx.min(products / tirx.const(float(_GRAIN), FLOAT), tirx.const(most, FLOAT))
         s["workers"] = select(outputs > 0, maximum(tirx.Cast(INT, grains), 1), 0)
-        s["copy"] = as_int(0)
+        s.fill({"copy": as_int(0), "far": as_int(0)})
         with when(outputs > 0):
             copied = tirx.all(may_copy != 0, _in_conflict(s, machine))
             branch(copied, lambda: _copied(s, machine), lambda: _direct(s, machine))
@@ -138,6 +141,9 @@ def _direct(s: Numbers, machine: Machine) -> None:
     parts = cell(minimum(ceil_div(chunks, found), vectors))
     cut = tirx.all(workers > 1, found < 2 * workers)
     whole = cell(ceil_div(vectors, parts) * machine.lanes)
+    # rows that come from beyond the second-level cache, and each output row needs one more
+    image = s["h"] * s["w"] * s["c"] * 4
+    s["far"] = select(tirx.all(image > _FAR * machine.l2_bytes, s["stride_h"] == 1), 1, 0)
     s["rows"] = rows
     s["channels"] = select(tirx.all(cut, parts > 1), whole, s["c"])
     # what is left of the channels, less than a vector, goes with the last block
@@ -154,8 +160,10 @@ def _in_conflict(s: Numbers, machine: Machine) -> Expr:
     def crowded(taps: Taps) -> Expr:
         columns = minimum(s["ow"], taps.columns)
         lines = s["kernel_h"] * ((columns - 1) * taps.stride + taps.count)
+        # where fewer columns share an input, it is less of a loss
+        enough = room * (2 + min(taps.stride, 2))
         return tirx.all(
-            s["kernel_w"] == taps.count, s["stride_w"] == taps.stride, lines * 2 > room * 3
+            s["kernel_w"] == taps.count, s["stride_w"] == taps.stride, lines * 2 > enough
         )
 
     known = tirx.any(*(crowded(taps) for taps in TAPS))
@@ -180,9 +188,19 @@ def _copied(s: Numbers, machine: Machine) -> None:
     fitting = cell(div(outputs(div(room, height), "w"), _STRIP) * _STRIP)
     s.fill({"rows": s["oh"], "columns": s["ow"]})
     with when(lines == 0):
-        s["columns"] = minimum(maximum(fitting, _STRIP), s["ow"])
-        with when(fitting == 0):
-            s["rows"] = minimum(outputs(div(room, inputs(s["columns"])), "h"), s["oh"])
+        columns = cell(minimum(maximum(fitting, _STRIP), s["ow"]))
+        # all columns of some rows, where fewer inputs are copied twice for that
+        rows = cell(minimum(outputs(div(room, inputs(s["ow"])), "h"), s["oh"]))
+        beside = cell((s["kernel_w"] - s["stride_w"]) * rows * s["stride_h"])
+        above = cell((s["reach_h"] - s["stride_h"]) * columns * s["stride_w"])
+        whole = tirx.all(inputs(s["ow"]) * s["reach_h"] <= room, above < beside)
+
+        def in_strips() -> None:
+            s["columns"] = columns
+            with when(fitting == 0):
+                s["rows"] = minimum(outputs(div(room, inputs(columns)), "h"), s["oh"])
+
+        branch(whole, lambda: s.__setitem__("rows", rows), in_strips)
     s["channels"] = maximum(lines, 1) * LINE
     s["blocks"] = ceil_div(s["c"], s["channels"])
     height = cell((s["rows"] - 1) * s["stride_h"] + s["reach_h"])

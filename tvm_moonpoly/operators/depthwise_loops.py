@@ -31,6 +31,7 @@ from tvm_moonpoly.emit import (
     loop,
     maximum,
     minimum,
+    prefetch,
     select,
     switch,
     vector,
@@ -206,6 +207,9 @@ def _emit_copy(functions: Functions, lanes: int) -> None:
         pairs = cell(div(s["channels"], 2 * LINE))
 
         def copy(source: Expr, target: Expr, lines: int, mask: Expr) -> None:
+            for v in range(0, lines * LINE, LINE):
+                # the next block of channels is copied next
+                prefetch(x.at(source + s["channels"] + v), 2)
             for v in range(0, lines * LINE, lanes):
                 found = tirx.reinterpret(bits, x[vector(source + v, lanes)])
                 kept = tirx.bitwise_and(found, T.Broadcast(mask, lanes))

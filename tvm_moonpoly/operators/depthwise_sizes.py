@@ -31,7 +31,7 @@ SIZES = (
     *("n", "h", "w", "c", "oh", "ow"),
     *ATTRIBUTES,
     *("reach_h", "reach_w", "weight_row", "adds"),
-    *("workers", "copy", "rows", "columns", "channels", "row_blocks", "blocks"),
+    *("workers", "copy", "far", "rows", "columns", "channels", "row_blocks", "blocks"),
 )
 
 

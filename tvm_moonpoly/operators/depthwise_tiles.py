@@ -25,6 +25,7 @@ from tvm_moonpoly.emit import (
     FLOAT,
     INT,
     INTS,
+    LINE,
     Expr,
     Functions,
     Pointer,
@@ -32,17 +33,19 @@ from tvm_moonpoly.emit import (
     branch,
     ceil_div,
     cell,
+    fetched,
     let,
     loop,
     maximum,
     minimum,
+    prefetch,
     scratch,
     select,
     vector,
     when,
 )
 from tvm_moonpoly.numbers import Numbers
-from tvm_moonpoly.operators.activation import ACTIVATE_BOUNDED, between, hardswish
+from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED, between, hardswish
 from tvm_moonpoly.operators.conv_arguments import operands
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 
@@ -120,6 +123,7 @@ GEOMETRY = (
     "rows",
     "activation",
     "adds",
+    "far",
 )
 
 
@@ -187,11 +191,20 @@ class _Call:
             taps = cell(maximum(below - above, 0))
             x_row = cell((top + above * dilation - s["origin"]) * s["x_row"])
             weight_row = cell(above * s["kernel_w"] * s["weight_row"])
+            below_row = cell(x_row + taps * dilation * s["x_row"])
             with loop(self.arguments["count"]) as t:
                 column = cell(self.arguments["column"] + t * self.columns)
                 out = cell(row * s["out_row"] + column * s["out_pixel"])
                 with loop(vectors) as v:
                     channel = cell(minimum(v * self.lanes, last))
+                    # each line once: vectors of half a line come in pairs
+                    with when(tirx.bitwise_and(channel, as_int(LINE - 1)) == 0):
+                        # written when the sums are done: until then the lines have come
+                        for u in range(self.columns):
+                            place = out + channel + u * s["out_pixel"]
+                            T.evaluate(fetched(self.out.at(place), write=True))
+                        with when(s["far"] != 0):
+                            self._prefetch_row(cell(below_row + channel), column)
                     sums = [scratch(self.lanes) for _ in range(self.columns)]
                     bias = let(self.bias[self.at(channel)])
                     for each in sums:
@@ -205,6 +218,14 @@ class _Call:
                         taps,
                     )
                     self._finish(sums, cell(out + channel))
+
+    def _prefetch_row(self, row: Expr, column: Expr) -> None:
+        """What the next output row reads of the input that this one does not."""
+        s = self.sizes
+        first = cell(row + (column * s["stride_w"] - s["left"]) * s["x_pixel"])
+        step = cell(s["stride_w"] * s["x_pixel"])
+        for u in range(self.columns):
+            prefetch(self.x.at(first + u * step), 2)
 
     def _finish(self, sums: list[Pointer], out: Expr) -> None:
         """Residual, activation, and the outputs to where they belong."""

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import StringImm
 from tvm.tirx.script import builder as T
 
-from tvm_moonpoly.emit import BYTES, FAIL, INT, Expr, Functions, Pointer, fail, unless
+from tvm_moonpoly.emit import BYTES, INT, Expr, Functions, Pointer, fail, unless
 from tvm_moonpoly.operators import messages
 from tvm_moonpoly.operators.messages import MOST_VALUES, Message, length_of
 
@@ -69,11 +69,11 @@ def _texts(kind: str, text: str) -> list[Any]:
 
 
 def _emit_fail(functions: Functions) -> None:
-    """`emit.FAIL`: a packed function that does nothing but fail."""
+    """`Functions.failing`: a packed function that does nothing but fail."""
     name = "moonpoly_failure"
     head = f"define linkonce_odr hidden i32 @{name}(ptr %0, ptr %1, i32 %2, ptr %3)"
 
-    @functions.public(FAIL)
+    @functions.public(functions.failing)
     def _() -> None:
         with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", head + " { ret i32 -1 }\n"):
             T.evaluate(T.call_cpacked(name))

@@ -72,7 +72,16 @@ SUFFIXES = {Form.PLAIN: "", Form.PACKED_A: "_packed", Form.IN_PLACE_B: "_in_plac
 
 
 def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
-    """Define the groups of each form, ``moonpoly_edge``, and all that they call."""
+    """Define the groups of each form and what `emit_rows` does."""
+    emit_rows(functions, records, machine)
+    for form in Form:
+        widths = sorted({r.nv for r in records if r.form == form})
+        _emit_groups(functions, form, widths, machine)
+
+
+def emit_rows(functions: Functions, records: Sequence[Record], machine: Machine) -> None:
+    """Define the rows of each width and form of ``records``, ``moonpoly_edge``, and all that they
+    call."""
     for record in records:
         functions.add(
             record.name,
@@ -80,10 +89,8 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
         )
         _emit_strip(functions, record, machine.lanes)
     for form in Form:
-        widths = sorted({r.nv for r in records if r.form == form})
-        for nv in widths:
+        for nv in sorted({r.nv for r in records if r.form == form}):
             _emit_rows(functions, nv, form, [r for r in records if r.form == form and r.nv == nv])
-        _emit_groups(functions, form, widths, machine)
     _emit_edge(functions, records, machine.lanes)
 
 

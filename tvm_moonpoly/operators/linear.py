@@ -38,6 +38,9 @@ LINEAR_RESIDUAL = "moonpoly_linear_residual_f32"
 LINEAR_CHAIN = "moonpoly_linear_chain_f32"
 PACK = "moonpoly_pack_f32"
 
+#: All that are defined here.
+NAMES = (LINEAR, LINEAR_RESIDUAL, LINEAR_CHAIN, PACK)
+
 #: What comes after the table of plans, before the output.
 _EPILOGUES = {
     LINEAR: {"activation": INT},
@@ -47,7 +50,7 @@ _EPILOGUES = {
 
 
 def emit(functions: Functions, machine: Machine) -> None:
-    """Define `LINEAR`, `LINEAR_RESIDUAL`, `LINEAR_CHAIN` and `PACK` in ``functions``."""
+    """Define the packed functions `NAMES` in ``functions``."""
     for name in _EPILOGUES:
         _emit_linear(functions, machine, name)
     _emit_pack(functions, machine)

@@ -43,6 +43,9 @@ MATMUL = "moonpoly_matmul_f32"
 MATMUL_CHAIN = "moonpoly_matmul_chain_f32"
 MATMUL_PLANNED = "moonpoly_matmul_planned_f32"
 
+#: All that are defined here.
+NAMES = (MATMUL, MATMUL_CHAIN, MATMUL_PLANNED)
+
 #: What each function is given besides the operands. The last one is given its plan, so that all of
 #: them can be measured.
 _MORE: dict[str, dict[str, str]] = {
@@ -57,7 +60,7 @@ TURNED_ROWS = 240
 
 
 def emit(functions: Functions, machine: Machine) -> None:
-    """Define `MATMUL`, `MATMUL_CHAIN` and `MATMUL_PLANNED` in ``functions``."""
+    """Define the packed functions `NAMES` in ``functions``."""
     for name, more in _MORE.items():
         _emit_matmul(functions, machine, name, more)
 

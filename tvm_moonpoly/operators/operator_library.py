@@ -1,7 +1,8 @@
 """The operator library: planner, loops and micro-kernels of one machine, compiled once.
 
-It is one LLVM module, because native calls do not cross modules in process. A model's executable
-takes it in as an external module; a model itself adds only tables and packed weights.
+It consists of `parts`. Each is one LLVM module, because native calls do not cross modules in
+process. A model's executable takes in those that it calls as external modules; a model itself adds
+only tables and packed weights.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import logging
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,35 +24,12 @@ from tvm.target import Target
 import tvm_moonpoly
 from tvm_moonpoly import logs, native
 from tvm_moonpoly.costmodel.tables import CostTable
-from tvm_moonpoly.emit import INT, Expr, Functions, Pointer, loop
 from tvm_moonpoly.machine import Machine, default_triple, host_features, vector_units
 from tvm_moonpoly.microkernels.cpu_gemm import fits
-from tvm_moonpoly.operators import (
-    activation,
-    cache,
-    chaining,
-    conv,
-    depthwise,
-    errors,
-    gemm_region,
-    gemm_tiles,
-    linear,
-    matmul,
-    packing,
-    plain,
-    product,
-    sharing,
-    stream,
-    tensors,
-    verify,
-)
-from tvm_moonpoly.operators.tensors import Tensor
-from tvm_moonpoly.planner import native as native_planner
-from tvm_moonpoly.planner import native_conv, spec
+from tvm_moonpoly.operators import cache
+from tvm_moonpoly.operators.parts import GEMM, PARTS, PLAN_ROWS, functions
+from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode, largest
-
-#: ``moonpoly_plan_rows(n, k, batch, b_mode, out)``: out[m] is the plan for m rows, m = 1, 2, ...
-PLAN_ROWS = "moonpoly_plan_rows"
 
 #: Rows that a table of plans reaches to; beyond, planning takes no time that matters.
 TABLE_ROWS = 1024
@@ -59,9 +38,65 @@ TABLE_ROWS = 1024
 MOST_KERNELS = 1024
 
 
+class Parts:
+    """The library for ``target`` as its parts: each is loaded, or compiled, when it is first asked
+    for."""
+
+    def __init__(self, target: Target, machine: Machine, table: CostTable) -> None:
+        self._target, self._machine, self._table = target, machine, table
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The packed function ``name``, of a part that is loaded already if there is one. Raises
+        KeyError where there is none."""
+        having = [part.name for part in PARTS if name in part.entries]
+        if not having:
+            raise KeyError(name)
+        chosen = next((part for part in having if part in self._loaded), having[0])
+        return self.part(chosen)[name]
+
+    def has(self, module: Any) -> bool:
+        """Whether ``module`` is one of the parts."""
+        return any(module.same_as(each) for each in self._loaded.values())
+
+    def part(self, part: str) -> Any:
+        """The runtime module of a part: from this process, from the cache, or compiled now."""
+        if part not in self._loaded:
+            self._loaded[part] = self._made(part)
+        return self._loaded[part]
+
+    def cached(self) -> list[str]:
+        """The parts that the cache holds."""
+        return [part.name for part in PARTS if cache.load(self._key(part.name)) is not None]
+
+    def export_library(self, parts: Iterable[str], path: Path) -> None:
+        """Link parts to one shared library, which is written to ``path``. Raises RuntimeError when
+        there is no C++ compiler, or it fails."""
+        first, *others = (self.part(part) for part in parts)
+        with tempfile.TemporaryDirectory() as folder:
+            objects = [Path(folder) / f"part{i}.o" for i in range(len(others))]
+            for other, written in zip(others, objects, strict=True):
+                other.write_to_file(str(written), "o")
+            first.export_library(str(path), addons=[str(each) for each in objects])
+
+    def _made(self, part: str) -> Any:
+        key = self._key(part)
+        path = cache.load(key)
+        if path is None:
+            defined = functions(self._machine, self._table, part)
+            module = native.build(defined.module(), self._target, defined.marks)
+            path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
+            if path is None:
+                return _through_a_file(module)
+        return _load(path)
+
+    def _key(self, part: str) -> str:
+        return cache_key(self._target, self._machine, self._table, part)
+
+
 @dataclass(frozen=True)
 class OperatorLibrary:
-    """The compiled library of ``machine``: ``module`` holds the packed functions."""
+    """The library of ``machine``: ``module`` has the packed functions by name."""
 
     machine: Machine
     table: CostTable
@@ -136,7 +171,7 @@ def lanes(target: Target) -> int:
 
 
 def library(target: Target) -> OperatorLibrary:
-    """The library for ``target``: from this process, from the cache, or compiled now.
+    """The library for ``target``, one in a process; nothing of it is compiled yet.
 
     Raises ValueError when the target is not supported.
     """
@@ -146,13 +181,10 @@ def library(target: Target) -> OperatorLibrary:
     return _library(_text(target))
 
 
-def is_cached(target: Target) -> bool:
-    """Whether the cache holds the library for ``target``; not where there is none to be had."""
-    if supported(target) is not None:
-        return False
-    plain_target = Target(json.loads(_text(target)))
-    machine, _, table = described(plain_target)
-    return cache.load(cache_key(plain_target, machine, table)) is not None
+def cached_parts(target: Target) -> list[str]:
+    """The parts of the library for ``target`` that the cache holds; none where it is not
+    supported."""
+    return [] if supported(target) is not None else library(target).module.cached()
 
 
 def _text(target: Target) -> str:
@@ -166,47 +198,13 @@ def _text(target: Target) -> str:
 def _library(target_text: str) -> OperatorLibrary:
     target = Target(json.loads(target_text))
     machine, _, table = described(target)
-    key = cache_key(target, machine, table)
-    path = cache.load(key)
-    if path is None:
-        defined = functions(machine, table)
-        module = native.build(defined.module(), target, defined.marks)
-        path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
-        if path is None:
-            return OperatorLibrary(machine, table, _through_a_file(module))
-    return OperatorLibrary(machine, table, _load(path))
+    return OperatorLibrary(machine, table, Parts(target, machine, table))
 
 
-def functions(machine: Machine, table: CostTable) -> Functions:
-    """All functions of the library, not yet compiled."""
-    defined = Functions()
-    records = list(table.tasks)
-    errors.emit(defined)
-    tensors.emit(defined)
-    product.emit(defined)
-    activation.emit(defined, machine.lanes)
-    activation.emit_bounded(defined, machine.lanes)
-    chaining.emit(defined, machine.lanes)
-    packing.emit(defined, sorted({r.mr for r in records if r.packed_a}), machine.lanes)
-    stream.emit(defined, machine.lanes)
-    sharing.emit(defined)
-    gemm_tiles.emit(defined, records, machine)
-    gemm_region.emit(defined, machine.lanes)
-    native_planner.emit(defined, machine, table)
-    linear.emit(defined, machine)
-    matmul.emit(defined, machine)
-    verify.emit(defined)
-    plain.emit(defined, machine)
-    native_conv.emit(defined, machine, table)
-    conv.emit(defined, records, machine)
-    depthwise.emit(defined, machine)
-    _emit_plan_rows(defined)
-    return defined
-
-
-def cache_key(target: Target, machine: Machine, table: CostTable) -> str:
-    """A name for all that the compiled library depends on."""
+def cache_key(target: Target, machine: Machine, table: CostTable, part: str = GEMM) -> str:
+    """A name for all that a compiled part depends on."""
     parts = {
+        "part": part,
         "target": str(target),
         "isa": machine.isa,
         "features": sorted(machine.features),
@@ -232,15 +230,6 @@ def runs_here(machine: Machine) -> bool:
 def _architecture(triple: str) -> tuple[str, bool]:
     """The processor, and whether the system is Linux."""
     return triple.split("-")[0], "linux" in triple
-
-
-def _emit_plan_rows(defined: Functions) -> None:
-    @defined.public(PLAN_ROWS, n=INT, k=INT, batch=INT, b_mode=INT, out="handle")
-    def _(n: Expr, k: Expr, batch: Expr, b_mode: Expr, out: Any) -> None:
-        plans = Tensor(out, "out", INT)
-        rows: Pointer = plans.data
-        with loop(plans.shape[0] - 1) as i:
-            defined["moonpoly_plan"](i + 1, n, k, batch, b_mode, rows.at(i + 1))
 
 
 @functools.lru_cache(maxsize=1)

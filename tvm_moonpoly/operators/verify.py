@@ -59,6 +59,9 @@ class Kind:
 
 KINDS = (Kind("f32", "float32"), Kind("f64", "float64"), Kind("i32", "int32"), Kind("i64", INT))
 
+#: All that are defined here.
+NAMES = tuple(name for kind in KINDS for name in (kind.verify, kind.zeros_if_empty))
+
 #: How many times the bound of rounding, K * eps * (|A| @ |B|), two right products may differ.
 FACTOR = 4.0
 

@@ -35,6 +35,8 @@ class Form(IntEnum):
     PIXELS = 3
     #: in a band, transformed patches of 4x4 inputs, for 2x2 outputs each
     PATCHES = 4
+    #: in the input, or in a band of its rows, each step at the same offset from all pixels
+    OFFSETS = 5
 
 
 #: Blocks of the reduction that are weighed, 0 for all of it.
@@ -60,6 +62,13 @@ WIDE, PATCH, SIDE = 4, 16, 2
 #: size: then they are read again less often.
 PATCHES_CACHES = 2
 
+#: The most channels, and steps of the reduction, of windows that are read at offsets, each of which
+#: takes so many floats.
+OFFSETS_CHANNELS, OFFSETS_DEPTH, OFFSET = 4, 512, 2
+
+#: Vectors of outputs in their tiles; those of an odd number of panels have more in the end.
+OFFSETS_WIDTH = 2
+
 #: Floats behind a band: vectors may be written beyond its end.
 SLACK = 16
 
@@ -83,6 +92,7 @@ class Convolution:
     padded: bool = False
     half: bool = False
     winograd: bool = False
+    residual: bool = False
 
     @property
     def depth(self) -> int:
@@ -127,10 +137,12 @@ class ConvPlan:
 PLAN_FIELDS = tuple(ConvPlan.__dataclass_fields__)
 
 
-def forms(conv: Convolution) -> list[Form]:
+def forms(conv: Convolution, machine: Machine) -> list[Form]:
     """The forms that are weighed."""
     if conv.winograd:
         return [Form.PATCHES]
+    if at_offsets(conv, machine.lanes):
+        return [Form.OFFSETS]
     kh, kw = conv.kernel
     in_place = (
         not conv.half
@@ -144,6 +156,29 @@ def forms(conv: Convolution) -> list[Form]:
     return by_rows + ([Form.PIXELS] if conv.ow < NARROW or not by_rows else [])
 
 
+def at_offsets(conv: Convolution, lanes: int) -> bool:
+    """Whether windows are read at offsets: of few channels, with outputs in whole vectors."""
+    return (
+        conv.channels <= OFFSETS_CHANNELS
+        and conv.groups == 1
+        and conv.outputs % lanes == 0
+        and conv.kernel != (1, 1)
+        and all(s <= k for s, k in zip(conv.strides, conv.kernel, strict=True))
+        and conv.dilation == (1, 1)
+        and conv.depth <= OFFSETS_DEPTH
+        and not conv.half
+        and not conv.residual
+    )
+
+
+def offsets_heights(machine: Machine) -> dict[int, int]:
+    """Of tiles that read windows at offsets the most pixels, by vectors of outputs: as many as
+    registers hold beside a vector of each panel and an element of A."""
+    registers = machine.vector_registers
+    most = 8 if registers <= 16 else 12
+    return {nv: min((registers - 1 - nv) // nv, most) for nv in (1, 2, 3)}
+
+
 def plan(conv: Convolution, machine: Machine, table: CostTable) -> ConvPlan:
     """The cheapest plan, shared out over the machine's cores. No size may be 0."""
     return min(candidates(conv, machine, table), key=lambda choice: choice.picoseconds)
@@ -151,7 +186,7 @@ def plan(conv: Convolution, machine: Machine, table: CostTable) -> ConvPlan:
 
 def candidates(conv: Convolution, machine: Machine, table: CostTable) -> list[ConvPlan]:
     """The cheapest plans of all forms that are weighed."""
-    return [of_form(conv, form, machine, table) for form in forms(conv)]
+    return [of_form(conv, form, machine, table) for form in forms(conv, machine)]
 
 
 def columns_of(conv: Convolution, width: int) -> int:
@@ -173,6 +208,10 @@ def band_floats(
     if form == Form.PATCHES:
         # and a patch that is not yet transformed
         return pixels * patch_floats(conv, machine, table) + PATCH * conv.channels + SLACK
+    if form == Form.OFFSETS:
+        runs = (rows - 1) * conv.strides[0] + conv.kernel[0]
+        band = runs * columns_of(conv, width) * conv.channels if conv.padded else 0
+        return band + OFFSET * conv.depth + SLACK
     band = {
         Form.JOINED: 0,
         Form.ROWS: 0,
@@ -183,7 +222,7 @@ def band_floats(
     return band + outputs + SLACK if band + outputs else 0
 
 
-def most_floats(conv: Convolution, workers: int, machine: Machine) -> int:
+def most_floats(conv: Convolution, form: Form, workers: int, machine: Machine) -> int:
     """Floats that a block may take: what stays in the second-level cache beside the
     weights, and the bound on the workspace."""
     steps = PATCH * conv.channels if conv.winograd else conv.depth
@@ -197,6 +236,7 @@ def most_floats(conv: Convolution, workers: int, machine: Machine) -> int:
     columns = conv.pixels * conv.depth * conv.groups
     if conv.kernel[0] * conv.kernel[1] >= BOUNDED_KERNEL and columns * 4 >= BOUNDED_BYTES:
         beside = SLACK + (PATCH * conv.channels if conv.winograd else 0)
+        beside += OFFSET * conv.depth if form == Form.OFFSETS else 0
         most = min(most, max(columns // (BAND_PART * workers) - beside, 1))
     return most
 
@@ -264,7 +304,7 @@ def smaller(conv: Convolution, form: Form, given: Cut, wanted: int) -> Cut:
 def of_form(conv: Convolution, form: Form, machine: Machine, table: CostTable) -> ConvPlan:
     """The cheapest plan of one form."""
     workers = workers_of(conv, machine)
-    blocks = cut(conv, form, most_floats(conv, workers, machine), machine, table)
+    blocks = cut(conv, form, most_floats(conv, form, workers, machine), machine, table)
     if form == Form.PATCHES:
         padded = ceil_div(conv.outputs, machine.lanes) * machine.lanes
         product, times = Product(blocks.rows * blocks.width, padded, conv.channels), PATCH
@@ -284,6 +324,10 @@ def of_form(conv: Convolution, form: Form, machine: Machine, table: CostTable) -
         )
     ]
     best = min(choices, key=lambda choice: choice.picoseconds)
+    tiles = best.plan.nv, best.plan.mr, best.plan.tail_nv, best.plan.tail_mr
+    if form == Form.OFFSETS:
+        tiles = offsets_tiles(conv, machine)
+    nv, mr, tail_nv, tail_mr = tiles
     around = filling(conv, form, blocks, machine, table)
     cost = blocks.blocks * (times * best.picoseconds + around) * conv.groups
     splits_n = 1
@@ -291,8 +335,8 @@ def of_form(conv: Convolution, form: Form, machine: Machine, table: CostTable) -
         blocks = smaller(conv, form, blocks, ceil_div(CHUNKS * workers, conv.groups))
         chunks = blocks.blocks * conv.groups
         if chunks < 2 * workers:
-            panels = product.n // machine.lanes - best.plan.tail_nv
-            columns = panels // best.plan.nv + (best.plan.tail_nv > 0)
+            panels = product.n // machine.lanes - tail_nv
+            columns = panels // nv + (tail_nv > 0)
             splits_n = min(ceil_div(2 * workers, chunks), max(columns, 1))
         workers = min(workers, chunks * splits_n)
     else:
@@ -303,13 +347,20 @@ def of_form(conv: Convolution, form: Form, machine: Machine, table: CostTable) -
         splits_n=splits_n,
         workers=workers,
         band=band_floats(conv, form, blocks.rows, blocks.width, machine, table),
-        nv=best.plan.nv,
-        mr=best.plan.mr,
-        tail_nv=best.plan.tail_nv,
-        tail_mr=best.plan.tail_mr,
+        nv=nv,
+        mr=mr,
+        tail_nv=tail_nv,
+        tail_mr=tail_mr,
         kc=best.plan.kc,
         picoseconds=cost,
     )
+
+
+def offsets_tiles(conv: Convolution, machine: Machine) -> tuple[int, int, int, int]:
+    """Vectors and pixels of the tiles of form OFFSETS, and those of the last one in a row."""
+    heights, panels = offsets_heights(machine), conv.outputs // machine.lanes
+    tail = panels % OFFSETS_WIDTH and min(OFFSETS_WIDTH + 1, panels)
+    return OFFSETS_WIDTH, heights[OFFSETS_WIDTH], tail, heights.get(tail, 0)
 
 
 def filling(conv: Convolution, form: Form, blocks: Cut, machine: Machine, table: CostTable) -> int:
@@ -318,8 +369,11 @@ def filling(conv: Convolution, form: Form, blocks: Cut, machine: Machine, table:
     if form == Form.PATCHES:
         outputs = ceil_div(conv.outputs, machine.lanes)
         return pixels * PATCH * (channels + outputs) * table.traffic.axpy_step
-    if form in (Form.JOINED, Form.ROWS):
+    if form in (Form.JOINED, Form.ROWS) or (form == Form.OFFSETS and not conv.padded):
         return 0
+    if form == Form.OFFSETS:
+        floats = band_floats(conv, form, blocks.rows, blocks.width, machine, table)
+        return ceil_div(floats, machine.lanes) * MOVED * table.traffic.axpy_step
     overlapping = blocks.rows * columns_of(conv, blocks.width)
     columns = overlapping if form == Form.WINDOWS else pixels * conv.kernel[1]
     return columns * conv.kernel[0] * channels * MOVED * table.traffic.axpy_step

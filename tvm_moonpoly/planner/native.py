@@ -6,6 +6,7 @@ its twin in `spec` or in `groups`; a test compares their decisions on thousands 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from tvm import tirx
@@ -55,12 +56,19 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
 
     ``stored`` is that of `Product.stored`.
     """
-    layout = Layout(table)
-    native_groups.emit(functions, layout, machine, table)
-    for form in Form:
-        _emit_with_blocks(functions, form, layout, machine, table)
+    emit_blocks(functions, machine, table, list(Form))
     native_shares.emit(functions, machine, table)
-    _emit_plan(functions, layout, machine, table)
+    _emit_plan(functions, Layout(table), machine, table)
+
+
+def emit_blocks(
+    functions: Functions, machine: Machine, table: CostTable, forms: Sequence[Form]
+) -> None:
+    """Define `native_groups.with_blocks_name` of those ``forms`` whose tails are among them too."""
+    layout = Layout(table)
+    native_groups.emit(functions, layout, machine, table, forms)
+    for form in forms:
+        _emit_with_blocks(functions, form, layout, machine, table)
 
 
 def _emit_with_blocks(

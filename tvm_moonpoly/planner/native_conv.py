@@ -5,6 +5,8 @@ What a convolution is and how it is planned lie in one vector of int64, see `CON
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvm import tirx
 
 from tvm_moonpoly.costmodel.tables import CostTable
@@ -38,12 +40,17 @@ from tvm_moonpoly.planner.conv import (
     FEWEST_PIXELS,
     MOVED,
     NARROW,
+    OFFSET,
+    OFFSETS_CHANNELS,
+    OFFSETS_DEPTH,
+    OFFSETS_WIDTH,
     PATCH,
     PATCHES_CACHES,
     PLAN_FIELDS,
     SIDE,
     SLACK,
     Form,
+    offsets_heights,
 )
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
 from tvm_moonpoly.planner.native_words import decode
@@ -71,6 +78,7 @@ ATTRIBUTES = (
     "first",
     "second",
     "winograd",
+    "planes",
 )
 
 #: What follows from them and from the operands; of channels, those of a group.
@@ -107,7 +115,8 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
         costs = native_groups.bind_costs(layout)
         s = conv.kept(
             "half", "top", "left", "bottom", "right", "kernel_h", "kernel_w", "groups",
-            "dilation_w", "stride_h", "stride_w", "ow",
+            "dilation_h", "dilation_w", "stride_h", "stride_w", "ow", "channels", "outputs",
+            "depth", "residual",
         )  # fmt: skip
         conv["picoseconds"] = as_int(INFINITE)
         in_place = tirx.all(
@@ -120,11 +129,28 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
         windows = select(s["dilation_w"] == 1, int(Form.WINDOWS), int(Form.PIXELS))
         in_input = select(evenly, int(Form.JOINED), int(Form.ROWS))
         winograd = conv["winograd"] > 0
-        form = cell(select(winograd, int(Form.PATCHES), select(in_place, in_input, windows)))
+        others = select(in_place, in_input, windows)
+        others = select(at_offsets(s, machine.lanes), int(Form.OFFSETS), others)
+        form = cell(select(winograd, int(Form.PATCHES), others))
         functions[_OF_FORM](numbers.at(0), costs.at(0), form)
         by_rows = tirx.any(form == int(Form.ROWS), form == int(Form.WINDOWS))
         with when(tirx.all(by_rows, s["ow"] < NARROW)):
             functions[_OF_FORM](numbers.at(0), costs.at(0), int(Form.PIXELS))
+
+
+def at_offsets(s: Mapping[str, Expr], lanes: int) -> Expr:
+    """The twin of `conv.at_offsets`, of numbers called as in `CONVOLUTION`."""
+    return tirx.all(
+        s["channels"] <= OFFSETS_CHANNELS,
+        s["groups"] == 1,
+        tirx.truncmod(s["outputs"], as_int(lanes)) == 0,
+        s["kernel_h"] * s["kernel_w"] > 1,
+        s["stride_h"] <= s["kernel_h"],
+        s["stride_w"] <= s["kernel_w"],
+        s["dilation_h"] * s["dilation_w"] == 1,
+        s["depth"] <= OFFSETS_DEPTH,
+        s["half"] + s["residual"] == 0,
+    )
 
 
 _OF_FORM = "moonpoly_plan_conv_form"
@@ -139,8 +165,9 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         conv = Numbers(CONVOLUTION, numbers)
         s = conv.kept(
             "n", "oh", "ow", "channels", "outputs", "groups", "kernel_h", "kernel_w", "stride_w",
-            "depth", "half",
+            "depth", "half", "stride_h", "top", "left", "bottom", "right",
         )  # fmt: skip
+        offsets = cell(select(form == int(Form.OFFSETS), 1, 0))
         pixels = cell(s["n"] * s["oh"] * s["ow"])
         patches = cell(select(form == int(Form.PATCHES), 1, 0))
         all_outputs = cell(ceil_div(s["outputs"], lanes) * lanes)
@@ -158,7 +185,7 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         bounded = tirx.all(
             s["kernel_h"] * s["kernel_w"] >= BOUNDED_KERNEL, columns * 4 >= BOUNDED_BYTES
         )
-        beside = select(patches > 0, SLACK + PATCH * s["channels"], SLACK)
+        beside = SLACK + patches * PATCH * s["channels"] + offsets * OFFSET * s["depth"]
         bound = maximum(div(columns, BAND_PART * workers) - beside, 1)
         most = cell(select(bounded, minimum(most, bound), most))
 
@@ -221,13 +248,35 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         window = cell(select(form == int(Form.WINDOWS), overlapping, tall * s["kernel_w"]))
         moved = window * s["kernel_h"] * channels * MOVED
         in_band = tirx.any(form == int(Form.WINDOWS), form == int(Form.PIXELS))
+        padding = s["top"] + s["left"] + s["bottom"] + s["right"]
+        banded = cell(select(padding > 0, offsets, 0))
+
+        def offsets_band(rows: Expr, width: Expr) -> Expr:
+            runs = (rows - 1) * s["stride_h"] + s["kernel_h"]
+            band = runs * columns_of(width) * s["channels"]
+            return banded * band + OFFSET * s["depth"] + SLACK
+
+        band_vectors = ceil_div(offsets_band(rows[0], width[0]), lanes) * MOVED
         transformed = tall * PATCH * (channels + div(all_outputs, lanes))
-        vectors = cell(select(patches > 0, transformed, select(in_band, moved, 0)))
+        vectors = select(patches > 0, transformed, select(in_band, moved, 0))
+        vectors = cell(select(banded > 0, band_vectors, vectors))
         times = cell(select(patches > 0, PATCH, 1))
         block_cost = cell(times * best[0] + vectors * traffic.axpy_step)
         cost = cell(blocks[0] * block_cost * s["groups"])
         with when(cost < conv["picoseconds"]):
-            plan = decode(best[1])
+            plan = {**decode(best[1])}
+            # the twin of `conv.offsets_tiles`
+            heights, panels = offsets_heights(machine), cell(div(n, lanes))
+            odd = panels - div(panels, OFFSETS_WIDTH) * OFFSETS_WIDTH
+            tail = cell(select(odd > 0, minimum(panels, OFFSETS_WIDTH + 1), 0))
+            tail_mr = select(tail == 1, heights[1], select(tail > 0, heights[3], 0))
+            for name, value in (
+                ("nv", OFFSETS_WIDTH),
+                ("mr", heights[OFFSETS_WIDTH]),
+                ("tail_nv", tail),
+                ("tail_mr", tail_mr),
+            ):
+                plan[name] = cell(select(offsets > 0, value, plan[name]))
             splits, taken = scratch(1, INT), scratch(1, INT)
             splits[0], taken[0] = as_int(1), as_int(1)
             if most_workers(machine) > 1:
@@ -265,6 +314,7 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
             band[0] = select(band[0] > 0, band[0] + SLACK, 0)
             of_patches = final * patch + PATCH * s["channels"] + SLACK
             band[0] = select(patches > 0, of_patches, band[0])
+            band[0] = select(offsets > 0, offsets_band(rows[0], width[0]), band[0])
             conv.fill(
                 {
                     "form": form,

@@ -157,9 +157,15 @@ def _or_all(size: Expr) -> Expr:
     return cell(select(size == 0, 1 << 40, size))
 
 
-def emit(functions: Functions, layout: Layout, machine: Machine, table: CostTable) -> None:
-    """Define the functions behind `group` and `edge_group`."""
-    for form in Form:
+def emit(
+    functions: Functions,
+    layout: Layout,
+    machine: Machine,
+    table: CostTable,
+    forms: Sequence[Form],
+) -> None:
+    """Define the functions behind `edge_group`, and behind `group` of ``forms``."""
+    for form in forms:
         for nv in table.widths(form):
             _emit(
                 functions, _name(nv, form), nv, form, tried_heights(nv, form, table), layout, table

@@ -113,5 +113,5 @@ def about(crew: Crew, threads: int) -> dict[str, Any]:
         "absent": dict(crew.absent),
         "versions": {key: value for one in described for key, value in one.versions.items()},
         "pools": {name: list(one.pools) for name, one in crew.described.items()},
-        "peak_flops": next(one.flops for one in described if one.flops is not None),
+        "peak_flops": next((one.flops for one in described if one.flops is not None), None),
     }

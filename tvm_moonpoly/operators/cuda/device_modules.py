@@ -14,7 +14,7 @@ import os
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tvm_ffi
@@ -47,12 +47,14 @@ def as_source() -> Iterator[None]:
             os.environ[_FORCE_SOURCE] = before
 
 
-def with_machine_code(modules: Sequence[Module], arch: str) -> list[Module] | None:
+def with_machine_code(
+    modules: Sequence[Module], arch: str, done: Callable[[], None] = lambda: None
+) -> list[Module] | None:
     """CUDA modules of source (`as_source`), compiled for ``arch``; None where that is not possible,
-    and why is told to the log once."""
+    and why is told to the log once. ``done`` is called after each."""
     sources = [str(module.inspect_source("cuda")) for module in modules]
     try:
-        codes = machine_code.compiled(sources, arch)
+        codes = machine_code.compiled(sources, arch, done)
     except RuntimeError as error:
         logs.say_once(
             logging.WARNING,

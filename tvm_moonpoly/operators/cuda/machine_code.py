@@ -6,8 +6,8 @@ import functools
 import importlib.util
 import os
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tvm_moonpoly import versions
@@ -35,9 +35,12 @@ def compiler() -> str | None:
     return f"NVRTC of cuda-bindings {bindings}"
 
 
-def compiled(sources: Sequence[str], arch: str) -> list[bytes] | None:
+def compiled(
+    sources: Sequence[str], arch: str, done: Callable[[], None] = lambda: None
+) -> list[bytes] | None:
     """The machine code of each CUDA source for ``arch`` ("sm_80"), from the cache where it is
-    there; None where something is to be compiled and there is no compiler.
+    there, and into it as soon as it is made; None where there is no compiler. ``done`` is called
+    after each.
 
     Raises RuntimeError when the compiler does not accept a source.
     """
@@ -45,7 +48,15 @@ def compiled(sources: Sequence[str], arch: str) -> list[bytes] | None:
     if made_by is None:
         return None
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(lambda source: _compiled(source, arch, made_by), sources))
+        futures = [pool.submit(_compiled, source, arch, made_by) for source in sources]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                done()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # an error, or Ctrl-C: not minutes later
+            raise
+        return [future.result() for future in futures]
 
 
 def _compiled(source: str, arch: str, made_by: str) -> bytes:

@@ -1,0 +1,1 @@
+"""Whole networks against onnxruntime, of every size through one executable each."""

@@ -1,0 +1,54 @@
+"""How much memory the plan of a function asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.ir import Call, Op, Var
+
+from relax_passes.shapes import show_dim
+from relax_passes.steps import Step
+
+from .sizes import value_of
+
+STORAGE, KILL = (Op.get(f"relax.memory.{name}") for name in ("alloc_storage", "kill_storage"))
+TENSOR = Op.get("relax.memory.alloc_tensor")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The `storages` of one call, results included, for `tensors` of it; `peak` bytes are alive at
+    once at the most. None: it depends on sizes that are not known."""
+
+    storages: int
+    tensors: int
+    peak: int | None
+    expressions: tuple[str, ...]
+
+
+def planned_memory(steps: Sequence[Step], sizes: Mapping[str, int]) -> Memory:
+    """The memory of the function `main` as it was planned, each block freed after its last use.
+    Of branches, which allocate for themselves, nothing is counted."""
+    planned = next(step.after for step in steps if step.name == "LowerAllocTensor")
+    func = relax.transform.KillAfterLastUse()(planned)["main"]
+    alive: dict[Var, int | None] = {}
+    expressions: list[str] = []
+    tensors, peak = 0, 0
+    known = True
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if not isinstance(call, Call):
+                continue
+            if call.op == STORAGE:
+                (size,) = call.args[0].values
+                alive[binding.var] = value_of(size, sizes)
+                expressions.append(show_dim(size))
+                known = known and alive[binding.var] is not None
+                peak = max(peak, sum(each or 0 for each in alive.values()))
+            elif call.op == KILL:
+                alive.pop(call.args[0], None)
+            tensors += call.op == TENSOR
+    return Memory(len(expressions), tensors, peak if known else None, tuple(expressions))

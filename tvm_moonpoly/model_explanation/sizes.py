@@ -1,0 +1,98 @@
+"""The sizes of one call of a model: its inputs, and what follows for expressions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Expr, Var
+from tvm.sym import Analyzer
+
+from relax_passes.shape_range import Range
+from relax_passes.shapes import show_dim
+from relax_passes.tir_terms import variables
+
+Inputs = Sequence[tuple[str, str, Sequence[Any]]]
+
+
+class SizeError(ValueError):
+    """Sizes that do not fit a model."""
+
+
+def dynamic_dims(inputs: Inputs) -> dict[str, str]:
+    """The symbolic dimensions of `inputs` (name, dtype and sizes of each), and where the first of
+    each is."""
+    found: dict[str, str] = {}
+    for name, _, shape in inputs:
+        for axis, size in enumerate(shape):
+            if not isinstance(size, int):
+                for var in sorted(variables(size), key=lambda each: each.name):
+                    found.setdefault(var.name, f"{name}:{axis}")
+    return found
+
+
+def sizes_of_call(
+    inputs: Inputs, given: Mapping[str, int], promised: Mapping[str, Range]
+) -> dict[str, int]:
+    """The size of each dynamic dimension, from `given`, whose keys are names or INPUT:AXIS.
+
+    Raises SizeError for names that are none, sizes that are missing, and broken promises.
+    """
+    dynamic = dynamic_dims(inputs)
+    places = {
+        f"{name}:{axis}": size.name
+        for name, _, shape in inputs
+        for axis, size in enumerate(shape)
+        if isinstance(size, Var)
+    }
+    found: dict[str, int] = {}
+    for key, size in given.items():
+        name = places.get(key, key)
+        if name not in dynamic:
+            known = ", ".join(dynamic) or "none"
+            raise SizeError(f"{key!r} is no dynamic dimension; these are: {known}")
+        if found.setdefault(name, size) != size:
+            raise SizeError(f"{name!r} is given as {found[name]} and as {size}")
+        if name in promised and size not in promised[name]:
+            raise SizeError(f"{name!r} must be {promised[name]}, not {size}")
+    missing = [name for name in dynamic if name not in found]
+    if missing:
+        raise SizeError(f"a size is missing for {', '.join(missing)}")
+    return found
+
+
+def value_of(expr: Expr | int, sizes: Mapping[str, int]) -> int | None:
+    """The value of an expression of sizes; None where it depends on something else."""
+    if isinstance(expr, int):
+        return expr
+    known = {
+        var: tirx.const(sizes[var.name], str(var.ty))
+        for var in variables(expr)
+        if var.name in sizes
+    }
+    replaced = tvm_ffi.structural_map(expr, (Var, lambda var: known.get(var, var)))
+    value = Analyzer().simplify(replaced)
+    return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def made_inputs(inputs: Inputs, sizes: Mapping[str, int]) -> list[np.ndarray]:
+    """Values for `inputs`: floats around 0, and ones for all else, as masks and tokens are.
+
+    Raises SizeError for a size below 0.
+    """
+    rng = np.random.default_rng(0)
+    arrays = []
+    for name, dtype, shape in inputs:
+        found: list[int] = []
+        for axis, size in enumerate(shape):
+            value = value_of(size, sizes)
+            if value is None or value < 0:
+                raise SizeError(f"{name}:{axis}, {show_dim(size)}, is {value}")
+            found.append(value)
+        floats = np.dtype(dtype).kind == "f"
+        made = rng.standard_normal(found) if floats else np.ones(found)
+        arrays.append(made.astype(dtype))
+    return arrays
