@@ -37,11 +37,12 @@ class SinkReshapes:
     """Rewrite `f(reshape(y))` to `reshape(f(y))` where `f` works element by element.
 
     What follows a product or a convolution, bias, activation and residual, can then be fused with
-    it although a reshape was between, and chains on both sides of one become one. The reshape
-    must keep the number of elements for all that is known of sizes, be the only use of its result,
-    and `y` be computed by a product, a convolution, or element by element. A second operand is
-    taken if it is one number, if the dimensions that it meets are those of `y` too (a bias), or if
-    it has the shape of the result: then a view of it, in the shape of `y`, takes its place.
+    it although a reshape was between, and chains on both sides of one become one. The reshape must
+    keep the number of elements for all that is known of sizes, all uses of its result work element
+    by element, and `y` be computed by a product, a convolution, or element by element. A second
+    operand is taken if it is one number, if the dimensions that it meets are those of `y` too (a
+    bias), or if it has the shape of the result: then a view of it, in the shape of `y`, takes its
+    place.
 
     To be run before `PolymerizeDynamicOps`, for any target.
     """
@@ -112,7 +113,7 @@ class _Sink(PyExprMutator):
 
     def _reshaped(self, before: Expr, operand: Expr) -> _Reshaped | None:
         """`operand` (`before` in the function as it was), if it is a reshape to be sunk."""
-        if not isinstance(before, DataflowVar) or self._bindings.only_user(before) is None:
+        if not isinstance(before, DataflowVar) or not self._only_feeds_elements(before):
             return None
         source = self._source(operand)
         if source is None:
@@ -123,6 +124,12 @@ class _Sink(PyExprMutator):
         found = _Reshaped(operand, source)
         kept = self._known.same_product(found.before, found.after, at=self._at)
         return found if kept else None
+
+    def _only_feeds_elements(self, var: Var) -> bool:
+        """Whether all that uses `var` works element by element, so that all of it can come before
+        the reshape, such as a gelu that is spelled out."""
+        users = self._bindings.users.get(var, [])
+        return all(self._bindings.call(user, *UNARY, *BINARY) is not None for user in users)
 
     def _source(self, operand: Expr) -> Var | None:
         """What the variable `operand` is a reshape of, both shapes known."""

@@ -10,8 +10,8 @@ from tvm.script import tirx as T
 
 from relax_passes import PromiseShapes, Range, Report, SinkReshapes, pipeline
 
-W = relax.const(tensor(16, 12))
-BIAS = relax.const(tensor(12))
+WEIGHT, ADDED = tensor(16, 12), tensor(12)
+W, BIAS = relax.const(WEIGHT), relax.const(ADDED)
 
 
 def sunk(func, **dims):
@@ -118,12 +118,43 @@ def of_a_parameter(x: R.Tensor(("n", 8), "float32")):
 
 
 @R.function
-def used_twice(x: R.Tensor(("n", 8), "float32")):
+def gelu_by_tanh(x: R.Tensor(("b", "s", 16), "float32")):
+    b, s = T.int64(), T.int64()
+    with R.dataflow():
+        rows = R.reshape(x, (b * s, 16))
+        y = R.add(R.matmul(rows, W), BIAS)
+        h = R.reshape(y, (b, s, 12))
+        cube = R.multiply(R.power(h, R.const(3.0)), R.const(0.044715))
+        inner = R.multiply(R.add(h, cube), R.const(0.7978845608028654))
+        outer = R.add(R.tanh(inner), R.const(1.0))
+        z = R.multiply(R.multiply(h, R.const(0.5)), outer)
+        R.output(z)
+    return z
+
+
+def test_an_activation_that_is_spelled_out_becomes_part_of_the_product():
+    report = Report()
+    executable = tvm.compile(
+        module(gelu_by_tanh), TARGET, relax_pipeline=pipeline(TARGET, report=report)
+    )
+    assert [entry.detail for entry in report] == ["linear, fused bias + gelu_tanh"]
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    for b, s in [(2, 3), (1, 1), (0, 4), (3, 17)]:
+        x = tensor(b, s, 16)
+        h = x.astype("float64") @ WEIGHT + ADDED
+        expected = h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        result = vm["main"](tvm.runtime.tensor(x)).numpy()
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@R.function
+def used_as_a_whole(x: R.Tensor(("n", 8), "float32")):
     n = T.int64()
     with R.dataflow():
         p = R.exp(x)
         q = R.reshape(p, (n * 8,))
-        z = R.add(q, q)
+        total = R.sum(q)
+        z = R.add(q, total)
         R.output(z)
     return z
 
@@ -163,8 +194,8 @@ def a_result(x: R.Tensor(("n", 8), "float32")):
 
 @pytest.mark.parametrize(
     "func",
-    [of_a_parameter, used_twice, other_last_dimension, made_larger, a_result],
-    ids=["parameter", "twice", "dimension", "larger", "result"],
+    [of_a_parameter, used_as_a_whole, other_last_dimension, made_larger, a_result],
+    ids=["parameter", "whole", "dimension", "larger", "result"],
 )
 def test_what_is_left(func):
     assert left(func)
