@@ -6,6 +6,7 @@ from .check_operands import CheckOperands
 from .check_reshapes import CheckReshapes
 from .fold_into_convolutions import FoldIntoConvolutions
 from .join_norms import JoinNorms
+from .map_weights import MapWeights
 from .merge_products import MergeProducts
 from .normalize_operators import NormalizeOperators
 from .pipeline import pipeline
@@ -29,6 +30,7 @@ __all__ = [
     "FoldIntoConvolutions",
     "FuseAttention",
     "LegalizeAroundViews",
+    "MapWeights",
     "MergeProducts",
     "JoinNorms",
     "NormalizeOperators",

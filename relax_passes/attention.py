@@ -8,14 +8,16 @@ from tvm.ir import Call
 from tvm.target import Target
 
 from tvm_moonpoly import operators
+from tvm_moonpoly.arguments import require_flags, target_of
 from tvm_moonpoly.operators.attention_constants import ATTENTION, ATTENTION_MASKED
 
 from .attention_match import Attention, attentions, classify_attention
 from .bindings import analyze
 from .functions import attach_library, with_rewritten
 from .match import Left
-from .report import Entry, Report
+from .report import Entry, Report, report_of
 from .rewrite import Rebuild, replace
+from .shape_facts import facts
 from .shapes import show
 
 
@@ -33,8 +35,9 @@ class FuseAttention:
     def __init__(
         self, target: Target, report: Report | None = None, *, static: bool = False
     ) -> None:
-        self.target = Target(target)
-        self.report = Report() if report is None else report
+        require_flags(static=static)
+        self.target = target_of(target)
+        self.report = report_of(report)
         self.static = static
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -45,9 +48,10 @@ class FuseAttention:
 
     def _rewritten(self, func: relax.Function, name: str, mod: tvm.IRModule) -> relax.Function:
         bindings = analyze(func, mod)
+        known = facts(func)
         before = dict(bindings.value)
         for var in list(attentions(bindings)):
-            found = classify_attention(var, bindings, self.static)
+            found = classify_attention(var, bindings, known, self.static)
             if isinstance(found, Left):
                 shapes = show(*before[var].args)
                 self.report.add(Entry(name, "attention", shapes, "left", found.reason))
@@ -72,6 +76,8 @@ def packed_call(found: Attention) -> Call:
 def _detail(found: Attention) -> str:
     heads = found.q.heads
     parts = [f"{heads} head{'s' if heads > 1 else ''} of {found.q.size}"]
+    if found.k.heads not in (1, heads):
+        parts.append(f"{found.k.heads} of k and v")
     if found.mask is not None:
         parts.append("masked")
     if found.causal:

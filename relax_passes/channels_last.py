@@ -11,6 +11,8 @@ from tvm.relax import Expr, Var
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import require_flags, target_of
+
 from .bindings import Bindings, is_claimed
 from .channels_last_rules import Twin, split
 from .channels_last_table import RULES, SPLIT
@@ -32,7 +34,8 @@ class ConvertToChannelsLast:
     """
 
     def __init__(self, target: Target, static: bool = False, pack_parameters: bool = False) -> None:
-        self.target = Target(target)
+        require_flags(static=static, pack_parameters=pack_parameters)
+        self.target = target_of(target)
         self.static = static
         self.pack_parameters = pack_parameters
 

@@ -13,6 +13,8 @@ from tvm.relax import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IntImm
 
+from tvm_moonpoly.arguments import require
+
 from .bindings import is_claimed
 from .functions import with_rewritten
 from .run_time_checks import assert_equal, emit_kept
@@ -54,6 +56,8 @@ class CheckOperands:
     """
 
     def __init__(self, operators: Sequence[Op] = WEIGHTED) -> None:
+        known = isinstance(operators, Sequence) and all(isinstance(each, Op) for each in operators)
+        require(known, "operators", "a list of Relax operators (tvm.ir.Op)", operators)
         self._operators = tuple(operators)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

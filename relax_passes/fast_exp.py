@@ -2,7 +2,7 @@
 element.
 
 exp(x) = 2**n * exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2, and exp(r) = 1 + r + r*r * q(r).
-The error is below 1 ulp (2 where a multiply and an add are not fused), also of denormal results.
+The error is below 2 ulp, also of denormal results.
 NaN and infinities pass as in numpy: exp(nan) = nan, exp(inf) = inf, exp(-inf) = 0.
 """
 
@@ -36,7 +36,7 @@ def _tail_coefficients(degree: int) -> list[float]:
     return [float(value) for value in fit.convert(kind=np.polynomial.Polynomial).coef]
 
 
-TAIL = _tail_coefficients(5)
+TAIL = _tail_coefficients(4)
 
 
 def fast_exp(x: Expr) -> Expr:
@@ -45,15 +45,21 @@ def fast_exp(x: Expr) -> Expr:
 
 
 def fast_sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)) for a float32 expression, also where exp(-x) overflows."""
+    """1 / (1 + exp(-x)) for a float32 expression, also where exp(-x) overflows.
 
-    def quotient(e: Expr, x: Expr) -> Expr:
-        return tirx.Select(x < f32(0.0), e, f32(1.0)) / (f32(1.0) + e)
+    With exp(-x) = e * 2**half * 2**rest it is 2**-rest / (2**-rest + e * 2**half), of which no part
+    overflows or is denormal.
+    """
 
-    def of(x: Expr) -> Expr:
-        return once(_exp_from_smallest(f32(0.0) - magnitude(x)), lambda e: quotient(e, x))
+    def quotient(bits: Expr, r: Expr) -> Expr:
+        half = bits >> 1
+        # The last bits of both are a power and its bias: the other one's sign is turned.
+        other = power_of_two((half - bits) + 2 * EXPONENT_BIAS)
+        whole = fma(exp_of_rest(r) + f32(1.0), power_of_two(half), other)
+        return other / whole
 
-    return once(x, of)
+    bounded = at_least(at_most(x, -SMALLEST), SMALLEST)
+    return split_exponent(f32(0.0) - bounded, 2 * EXPONENT_BIAS, quotient)
 
 
 def _exp_from_smallest(x: Expr) -> Expr:

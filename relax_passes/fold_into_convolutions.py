@@ -13,6 +13,8 @@ from tvm.ir import Call, GenericConst, Op
 from tvm.relax import Expr, Var
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import require_flags, target_of
+
 from . import rewrite
 from .bindings import Bindings
 from .conv_epilogue import match_conv_epilogue, per_channel
@@ -38,7 +40,8 @@ class FoldIntoConvolutions:
     """
 
     def __init__(self, target: Target, static: bool = False) -> None:
-        self.target = Target(target)
+        require_flags(static=static)
+        self.target = target_of(target)
         self.static = static
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

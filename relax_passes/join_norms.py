@@ -16,6 +16,8 @@ from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import target_of
+
 from .bindings import is_claimed
 
 POWER = Op.get("relax.power")
@@ -28,7 +30,7 @@ class JoinNorms:
     them. A power of two is a product from then on."""
 
     def __init__(self, target: Target) -> None:
-        self.target = Target(target)
+        self.target = target_of(target)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if self.target.kind.name != "llvm":

@@ -14,7 +14,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_moonpoly.operators.attention_constants import ATTENTION, ATTENTION_MASKED, ATTRIBUTES
 
-from .attention_match import ADD
+from .attention_masks import ADD
 from .bindings import Bindings, analyze
 from .functions import with_rewritten
 from .match import MATMUL, Operand, stored_as

@@ -15,6 +15,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm.tirx import FloatImm, IntImm
 
+from tvm_moonpoly.arguments import require_flags, target_of
+
 from .activation import CLIP, clip_bounds
 from .bindings import Bindings, is_claimed
 from .conv_functions import rewrite_with_convolutions
@@ -59,7 +61,8 @@ class NormalizeOperators:
     """
 
     def __init__(self, target: Target, static: bool = False, pack_parameters: bool = False) -> None:
-        self.target = Target(target)
+        require_flags(static=static, pack_parameters=pack_parameters)
+        self.target = target_of(target)
         self.static = static
         self.pack_parameters = pack_parameters
 

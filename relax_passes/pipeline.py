@@ -10,7 +10,9 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu
 from tvm.s_tir.meta_schedule.database import Database
 from tvm.target import Target
 
-from . import plan_memory, view_reshapes
+from tvm_moonpoly.arguments import by_name, names, require, require_flags, target_of
+
+from . import own_errors, plan_memory, view_reshapes
 from .attention import FuseAttention
 from .channels_last import ConvertToChannelsLast
 from .check_operands import MATMUL, CheckOperands
@@ -19,12 +21,13 @@ from .cuda import CompileKernels
 from .fold_into_convolutions import FoldIntoConvolutions
 from .host_code import KeepHostCode
 from .join_norms import JoinNorms
+from .map_weights import MapWeights
 from .merge_products import MergeProducts
 from .normalize_operators import NormalizeOperators
 from .own_variables import OwnVariables
 from .polymerize import PolymerizeDynamicOps
 from .polymerize_convolutions import PolymerizeConvolutions
-from .report import Report
+from .report import Report, report_of
 from .round_storages import RoundStorages
 from .schedule_memory_bound import ScheduleMemoryBound
 from .shape_facts_prim import TellPrimFuncs
@@ -52,7 +55,7 @@ def pipeline(
     vector_math: bool = True,
     attention: bool = True,
     merge_products: bool = True,
-    without: Collection[str] = (),
+    without: Collection[str] | None = None,
     steps: list[Step] | None = None,
 ) -> tvm.transform.Pass:
     """The pass to give to `tvm.compile(mod, target, relax_pipeline=...)`.
@@ -80,8 +83,28 @@ def pipeline(
       `merge_products`: the linear layers that make its operands from one tensor as one.
     * `vector_math`: exp, sigmoid, erf and tanh in fp32 as arithmetic, in place of calls of libm.
     * `without`: names of passes to leave out; `steps`: is told of each pass that is run.
+
+    Raises ValueError, which names the argument, for what is of a wrong type. Names in `dims` and
+    `without` that there are not raise it when a module is compiled, before any pass is run.
     """
-    target = Target(target)
+    require_flags(
+        schedule_memory_bound=schedule_memory_bound,
+        static=static,
+        lift_parameters=lift_parameters,
+        verify=verify,
+        check_reshapes=check_reshapes,
+        convolutions=convolutions,
+        fold_into_convolutions=fold_into_convolutions,
+        channels_last=channels_last,
+        winograd=winograd,
+        vector_math=vector_math,
+        attention=attention,
+        merge_products=merge_products,
+    )
+    require(steps is None or isinstance(steps, list), "steps", "a list", steps)
+    without = names("without", without)
+    target, report = target_of(target), report_of(report)
+    promises = PromiseShapes(by_name("dims", dims))
     polymerize = PolymerizeDynamicOps(
         target, report, static=static, pack_parameters=lift_parameters, verify=verify
     )
@@ -108,7 +131,7 @@ def pipeline(
     def _pipeline(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         passes = [
             # Phase 0. What is promised of dimensions is written down, and checked by each call.
-            PromiseShapes(dims),
+            promises,
             # Phase 1. Dynamic convolutions and matmuls become calls of the operator library.
             OwnVariables(),
             *([CheckReshapes()] if check_reshapes else []),
@@ -184,7 +207,12 @@ def _cpu_passes(
             cpu.finalize_passes(target),
             {
                 plan_memory.REPLACES: [plan_memory.PlanMemory()],
-                "KillAfterLastUse": [RoundStorages(), relax.transform.KillAfterLastUse()],
+                own_errors.FOLLOWS: [relax.transform.VMShapeLower(), own_errors.OwnErrors(target)],
+                "KillAfterLastUse": [
+                    RoundStorages(),
+                    MapWeights(target),
+                    relax.transform.KillAfterLastUse(),
+                ],
             },
         ),
         KeepHostCode(),

@@ -9,11 +9,12 @@ from tvm import relax
 from tvm.target import Target
 
 from tvm_moonpoly import operators
+from tvm_moonpoly.arguments import target_of
 
 from . import cuda
 from .functions import attach_library, with_rewritten
 from .packing import Packing
-from .report import Report
+from .report import Report, report_of
 from .rewrite import Options, leave_function, rewrite_function
 
 
@@ -40,8 +41,8 @@ class PolymerizeDynamicOps:
         pack_parameters: bool = False,
         verify: bool = False,
     ) -> None:
-        self.target = Target(target)
-        self.report = Report() if report is None else report
+        self.target = target_of(target)
+        self.report = report_of(report)
         self.options = Options(static, pack_parameters, verify)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

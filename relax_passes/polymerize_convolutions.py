@@ -8,12 +8,14 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import target_of
+
 from .conv_functions import unsupported
 from .conv_match import CONVOLUTIONS
 from .conv_packing import ConvPacking
 from .conv_rewrite import rewrite_convolutions
 from .functions import attach_library, with_rewritten
-from .report import Report
+from .report import Report, report_of
 from .rewrite import Options, leave_function
 
 
@@ -44,8 +46,8 @@ class PolymerizeConvolutions:
         verify: bool = False,
         winograd: bool = True,
     ) -> None:
-        self.target = Target(target)
-        self.report = Report() if report is None else report
+        self.target = target_of(target)
+        self.report = report_of(report)
         self.options = Options(static, pack_parameters, verify, winograd)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -58,7 +58,7 @@ class Pooling:
 def match_pooling(func: tirx.PrimFunc) -> Pooling | None:
     if not isinstance(func.body, s_tir.SBlockRealize) or "tirx.is_scheduled" in func.attrs:
         return None
-    blocks = _blocks(func.body.block.body)
+    blocks = plain_blocks(func.body.block.body)
     if blocks is None:
         return None
     reduced = [block for block in blocks if block.init is not None]
@@ -72,7 +72,7 @@ def match_pooling(func: tirx.PrimFunc) -> Pooling | None:
     return _matched(pool, pads[0] if pads else None, posts[0] if posts else None)
 
 
-def _blocks(body: Stmt) -> list[s_tir.SBlock] | None:
+def plain_blocks(body: Stmt) -> list[s_tir.SBlock] | None:
     """The blocks of a sequence of loop nests whose axes are their loops, each with one store."""
     found = []
     for nest in body.seq if isinstance(body, SeqStmt) else [body]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tvm_moonpoly.arguments import require
+
 logger = logging.getLogger("tvm_moonpoly")
 
 Action = Literal["rewritten", "left"]
@@ -29,7 +31,12 @@ class Entry:
 
 @dataclass
 class Report:
-    """Collects the entries of one or more runs of the pass, in program order."""
+    """Collects the entries of one or more runs of the passes, in program order.
+
+    There is one for each matmul, convolution and attention that a pass looked at. Operators that
+    none looks at (softmax, norms, transposes) are in none of the totals, nor are those that became
+    part of another one: a bias or an activation (in `detail`), the products of an attention.
+    """
 
     entries: list[Entry] = field(default_factory=list)
 
@@ -61,3 +68,9 @@ class Report:
         for (action, function, operator, shapes, detail), count in counts.items():
             lines.append(f"{count:4d} x {action:9} {function}: {operator} {shapes}: {detail}")
         return "\n".join(lines)
+
+
+def report_of(report: Report | None) -> Report:
+    """`report`, or a new one for None; raises ValueError for anything else."""
+    require(report is None or isinstance(report, Report), "report", "a Report", report)
+    return Report() if report is None else report

@@ -11,6 +11,8 @@ from tvm.ir import Call, Op
 from tvm.relax import Var
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_moonpoly.arguments import require_flags
+
 from .bindings import Bindings, analyze, variables_of
 from .calls import replacement
 from .canonical import canonical
@@ -31,6 +33,9 @@ class Options:
     pack_parameters: bool = False
     verify: bool = False
     winograd: bool = True
+
+    def __post_init__(self) -> None:
+        require_flags(**vars(self))
 
 
 def rewrite_function(

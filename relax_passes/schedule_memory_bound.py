@@ -6,10 +6,14 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import target_of
+
+from .fused_loops import fuse_loops
 from .parallel_rows import choose, is_large
 from .row_divisors import invert_divisors
 from .row_loops import LANES
 from .row_pieces import split_pieces
+from .schedule_columns import schedule_columns
 from .schedule_pooling import schedule_pooling
 from .schedule_rows import schedule_rows
 from .schedule_transpose import schedule_transpose
@@ -32,7 +36,7 @@ class ScheduleMemoryBound:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target = Target(target)
+        self.target = target_of(target)
         self.cores = int(self.target.attrs.get("num-cores", 1))
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -46,7 +50,7 @@ class ScheduleMemoryBound:
         return result
 
     def _schedule(self, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-        for rule in (schedule_transpose, schedule_pooling):
+        for rule in (schedule_transpose, schedule_pooling, schedule_columns):
             scheduled = rule(func, parallel=self.cores > 1)
             if scheduled is not None:
                 return scheduled
@@ -64,5 +68,5 @@ class ScheduleMemoryBound:
 
 
 def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    func = widen_reductions(in_steps(func, LANES))
+    func = widen_reductions(in_steps(fuse_loops(func), LANES))
     return vectorize_columns(split_pieces(invert_divisors(func)))

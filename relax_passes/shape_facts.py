@@ -17,6 +17,8 @@ from tvm import relax, tirx
 from tvm.ir import Expr, Var
 from tvm.sym import Analyzer, ConstIntBound, ModularSet
 
+from tvm_moonpoly.arguments import require
+
 from .element_count import count, equal_given, provably_equal
 from .shape_promises import places, promised
 from .shape_range import Range
@@ -148,6 +150,8 @@ def facts(func: relax.Function | tirx.PrimFunc) -> ShapeFacts:
     run time and casts tell relations (see `relations_of`). What operators do to shapes is in the
     types: there, TVM adds for a concat and divides for a split.
     """
+    known_kind = isinstance(func, relax.Function | tirx.PrimFunc)
+    require(known_kind, "func", "a Relax function or a PrimFunc", func)
     named = promised(func)
     ranges = {name: named.get(name.name, Range()) for name in _dimensions(func)}
     if isinstance(func, tirx.PrimFunc):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import tvm
 from tvm import relax, tirx
 from tvm.ir import Call, Expr, Var
+
+from tvm_moonpoly.arguments import by_name
 
 from .functions import with_rewritten
 from .run_time_checks import assert_equal
@@ -87,7 +90,7 @@ class PromiseShapes:
     """
 
     def __init__(self, dims: Mapping[str, Promise] | None = None) -> None:
-        self.dims = {name: as_range(name, value) for name, value in (dims or {}).items()}
+        self.dims = {name: as_range(name, value) for name, value in by_name("dims", dims).items()}
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         known = {
@@ -109,18 +112,19 @@ class PromiseShapes:
     def _with_checks(self, func: relax.Function, name: str) -> relax.Function:
         found: dict[str, Place] = {}
         ranges = promised(func)
+        promises = {each: {f"attributes of {name}": known} for each, known in ranges.items()}
         for place in places(func):
             size = place.size
-            wanted = [self.dims[key] for key in (str(place),) if key in self.dims]
+            keys = [key for key in (str(place),) if key in self.dims]
             if not isinstance(size, Var):
-                for each in wanted:
-                    _require_inside(str(place), size, each)
+                for key in keys:
+                    _require_inside(key, size, self.dims[key])
                 continue
             found.setdefault(size.name, place)
-            wanted += [self.dims[size.name]] if size.name in self.dims else []
-            for each in wanted:
-                ranges[size.name] = ranges.get(size.name, Range()) & each
-        ranges = {name: each for name, each in ranges.items() if name in found}
+            keys += [size.name] if size.name in self.dims else []
+            for key in keys:
+                promises.setdefault(size.name, {})[f"dims[{key!r}]"] = self.dims[key]
+        ranges = {each: agreed(each, promises[each]) for each in promises if each in found}
         if not ranges:
             return func
         checked = _checked(func)
@@ -149,6 +153,20 @@ def as_range(name: str, value: object) -> Range:
             raise ValueError(f"dims: the range of {name!r} must rise from 0 or more, got {value}")
         return Range(*value)
     raise ValueError(f"dims: {name!r} must be a Range or two numbers, not {value!r}")
+
+
+def agreed(dimension: str, promises: Mapping[str, Range]) -> Range:
+    """What all `promises` of a dimension say, by where they come from. Raises ValueError, which
+    names dimension and sources, where one contradicts another."""
+    found = Range()
+    for i, (source, each) in enumerate(promises.items()):
+        if not found.meets(each):
+            before = " and ".join(
+                f"{known} ({other})" for other, known in islice(promises.items(), i)
+            )
+            raise ValueError(f"dims: no size of {dimension!r} is {before}, and {each} ({source})")
+        found = found & each
+    return found
 
 
 def places(func: relax.Function) -> Iterator[Place]:
@@ -204,7 +222,7 @@ def _check(func: str, dim: str, known: Range, place: Place) -> Call:
         nearest = nearest // step * step
     where = f"axis {place.axis} of the input {place.parameter}"
     text = f"{func}: the dimension {dim} must be {known} ({where});"
-    return assert_equal(nearest, size, text)
+    return assert_equal(size, nearest, text)
 
 
 def _with_first(func: relax.Function, calls: list[Call]) -> relax.Function:

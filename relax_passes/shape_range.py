@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import lcm
+
+from tvm_moonpoly.arguments import require
 
 LARGEST = (1 << 63) - 1  # of int64, which holds sizes
 
@@ -22,6 +25,7 @@ class Range:
     likely: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        require(isinstance(self.likely, Iterable), "Range: likely", "a list of sizes", self.likely)
         object.__setattr__(self, "likely", tuple(self.likely))
         named = {
             "smallest": self.smallest,
@@ -34,9 +38,17 @@ class Range:
                 raise ValueError(f"Range: {name} must be a whole number from 0 on, not {value!r}")
         if self.multiple_of == 0:
             raise ValueError("Range: multiple_of must be at least 1, not 0")
+        if self.largest is not None and self.smallest > self.largest:
+            raise ValueError(
+                f"Range: smallest must be at most largest, not {self.smallest} with largest "
+                f"{self.largest}"
+            )
         first = -(-self.smallest // self.multiple_of) * self.multiple_of
-        if self.largest is not None and first > self.largest:
-            raise ValueError(f"Range: no size is {self}")
+        if first > (LARGEST if self.largest is None else self.largest):
+            raise ValueError(
+                f"Range: no multiple of multiple_of, {self.multiple_of}, is from smallest, "
+                f"{self.smallest}, to largest, {self.largest}"
+            )
         for size in self.likely:
             if size not in self:
                 raise ValueError(f"Range: the likely size {size} is not {self}")
@@ -46,7 +58,9 @@ class Range:
         return self.smallest <= size and below and size % self.multiple_of == 0
 
     def __and__(self, other: Range) -> Range:
-        """What both promise. Raises ValueError where no size keeps both."""
+        """What both promise. Raises ValueError where no size keeps both (see `meets`)."""
+        if not self.meets(other):
+            raise ValueError(f"Range: no size is {self}, and {other}")
         largest = [each.largest for each in (self, other) if each.largest is not None]
         both = Range(
             max(self.smallest, other.smallest),
@@ -55,6 +69,13 @@ class Range:
         )
         likely = dict.fromkeys(size for size in (*self.likely, *other.likely) if size in both)
         return replace(both, likely=tuple(likely))
+
+    def meets(self, other: Range) -> bool:
+        """Whether there is a size that both promise."""
+        step = lcm(self.multiple_of, other.multiple_of)
+        first = -(-max(self.smallest, other.smallest) // step) * step
+        ends = [each.largest for each in (self, other) if each.largest is not None]
+        return first <= min([*ends, LARGEST])
 
     def includes(self, other: Range) -> bool:
         """Whether each size that `other` promises is one of these."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from tvm_moonpoly.arguments import names
+
 #: Without these there is no executable.
 NEEDED = frozenset(
     {
@@ -35,13 +37,14 @@ class Step:
 def run_steps(
     passes: Sequence[tvm.transform.Pass],
     mod: tvm.IRModule,
-    without: Collection[str] = (),
+    without: Collection[str] | None = None,
     steps: list[Step] | None = None,
 ) -> tvm.IRModule:
     """`mod` after `passes` but those named in `without`; `steps` is told of each that is run.
 
     Raises ValueError for a name that none of them has, and for one that cannot be left out.
     """
+    without = names("without", without)
     _require_known(passes, without)
     for each in passes:
         name = str(each.info.name)
@@ -59,9 +62,10 @@ def run_steps(
 
 
 def _require_known(passes: Sequence[tvm.transform.Pass], without: Collection[str]) -> None:
-    names = list(dict.fromkeys(str(each.info.name) for each in passes))
-    optional = [name for name in names if name not in NEEDED]
+    known = list(dict.fromkeys(str(each.info.name) for each in passes))
+    optional = [name for name in known if name not in NEEDED]
     for name in without:
         if name not in optional:
-            reason = "cannot be left out" if name in names else "is none of the passes"
+            needed = name in known or name in NEEDED
+            reason = "cannot be left out" if needed else "is none of the passes"
             raise ValueError(f"without: {name!r} {reason}; these can be: {', '.join(optional)}")

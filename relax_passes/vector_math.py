@@ -10,6 +10,8 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import target_of
+
 from .fast_exp import f32, fast_exp, fast_sigmoid, fma
 from .odd_functions import fast_erf, fast_tanh
 
@@ -30,7 +32,7 @@ class VectorMath:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target = Target(target)
+        self.target = target_of(target)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if self.target.kind.name != "llvm":

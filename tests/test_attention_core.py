@@ -62,11 +62,13 @@ def test_of_any_size(library, data):
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "size"), [(300, 300, 32), (64, 1200, 64), (1, 1500, 64), (33, 2100, 17)]
+    ("rows", "keys", "size"),
+    [(300, 300, 32), (64, 1200, 64), (1, 1500, 64), (33, 2100, 17), (1, 11000, 64)],
 )
 @pytest.mark.parametrize("causal", list(Causal))
 def test_of_many_keys(library, rng, rows, keys, size, causal):
-    """More rows than a tile has, keys beyond a piece of the reduction, and several workers."""
+    """More rows than a tile has, keys beyond a piece of the reduction and beyond the caches, and
+    several workers."""
     q, k, v = (
         values(rng, 2, 3, rows, size),
         values(rng, 2, 3, keys, size),

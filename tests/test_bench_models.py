@@ -27,7 +27,8 @@ from bench.models import (
     summary,
     worker,
 )
-from bench.models.build import BESIDE_PLAIN, ORT, OURS, PLAIN, Artifact
+from bench.models.beside import BESIDE, PEERS, installed
+from bench.models.build import ORT, OURS, PLAIN, TORCH, Artifact
 from bench.models.cases import GROUPS, Case, all_cases, smallest
 from bench.models.report import print_document
 from bench.models.zoo import NETWORKS
@@ -88,14 +89,17 @@ def test_inputs_are_the_same_each_time(name):
 
 
 def record(case: Case, ours: float, theirs: float, mode: str = "quiet") -> Record:
-    other = PLAIN if mode == BESIDE_PLAIN else ORT
+    other = {peer.mode: peer.engine for peer in BESIDE}.get(mode, ORT)
     return Record(case, 1, {OURS: [ours] * 8, other: [theirs] * 8}, {}, mode)
 
 
 @pytest.fixture
 def journal(tmp_path):
     """A run of three sizes: a gain, a loss that counts, and one that does not."""
-    header = {"machine": {"cpu": "A CPU", "cores": 2}, "versions": {"onnxruntime": "1.32.0"}}
+    header = {
+        "machine": {"cpu": "A CPU", "cores": 2},
+        "versions": {"onnxruntime": "1.32.0", "apache-tvm": "0.27"},
+    }
     with Journal(tmp_path / "j.jsonl", header, kind=Case) as found:
         mebi = 1 << 20
         sides = {"before": 100 * mebi, "peak": 150 * mebi}
@@ -109,16 +113,19 @@ def journal(tmp_path):
         found.add(record(Case("vit", (1,)), 1e-3, 0.5e-3))
         found.add(record(Case("vit", (2,)), 1e-3, 2e-3))
         found.add(record(Case("decode", (1, 1, 1)), 1e-3, 0.95e-3))
-        found.add(record(Case("vit", (1,)), 1e-3, 40e-3, BESIDE_PLAIN))
+        for size, peer, ratio in ((1, TORCH, 1.5), (2, TORCH, 0.9), (1, PLAIN, 40.0)):
+            mode = next(one.mode for one in BESIDE if one.engine == peer)
+            found.add(record(Case("vit", (size,)), 1e-3, ratio * 1e-3, mode))
         yield found
 
 
 def test_figures(journal):
     found = summary.document(journal, 1)
     assert found["losses"] == ["vit/1", "decode/1x1x1"]
-    first, second, _ = found["rows"]
+    first, second, third = found["rows"]
     assert first["loss"] and not second["loss"]
-    assert first["vs"] == {ORT: 0.5, PLAIN: pytest.approx(40)}
+    assert first["vs"] == {ORT: 0.5, TORCH: pytest.approx(1.5), PLAIN: pytest.approx(40)}
+    assert third["vs"] == {ORT: 2.0, TORCH: pytest.approx(0.9)}
     vit, decode = found["groups"]
     assert vit["vs_best"] == pytest.approx(1) and not vit["met"] and vit["losses_that_count"] == 1
     assert vit["target"] == 1.10 and vit["build_seconds"] == {"processor": 4.25}
@@ -177,11 +184,19 @@ def test_the_pages(journal, tmp_path):
     flat = " ".join(written.split())
     assert "\nold\n" not in written and "time of onnxruntime 1.32.0 divided by ours" in flat
     assert "3 of the " in flat and "The machine was quiet." in flat
+    assert "plain TVM 0.27 has dynamic shapes too, and was timed on the smallest size of" in flat
+    assert page.measured_in([document]) == list(BESIDE)
+    assert page.measured_in([{"groups": [{"vs": {ORT: 1.5}}]}]) == []
     goal = "| ViT-S/16 | 2 | **1.00** | 1.10, none < 0.92 | no: ratio, floor | 1 | 1 | 0.50 |"
-    assert f"{goal} 40.00 | 4.2 | 50 | 75 |" in written
+    assert " | worst | vs torch.compile | vs plain TVM | build, s | " in written
+    assert f"{goal} 1.16 | 40.00 | 4.2 | 50 | 75 |" in written
     assert "[All 2 of 3 sizes in which a library is faster](losses.md)" in flat
     page_of_losses = losses.read_text()
-    assert "| yes | vit/1 | 0.50 | 0.50..0.50 | 8 | 1.00 | 0.50 |" in page_of_losses
+    assert "| onnxruntime's ms | vs torch.compile | vs plain TVM |" in page_of_losses
+    assert "| yes | vit/1 | 0.50 | 0.50..0.50 | 8 | 1.00 | 0.50 | 1.50 | 40.00 |" in page_of_losses
+    flat = " ".join(page_of_losses.split())
+    assert "torch.compile was measured on 2 sizes, and is faster at vit/2 (0.90)." in flat
+    assert "plain TVM was measured on 1 sizes, and is faster at none." in flat
     assert "2 sizes are slower, of which 1 count." in page_of_losses
     prose = [line for line in (written + page_of_losses).splitlines() if not line.startswith("|")]
     assert max(map(len, prose)) <= 100
@@ -195,6 +210,26 @@ def test_options():
     assert options.threads == [1] and options.peers == ("onnxruntime",)
     assert {case.group for case in options.cases} == {"vit", "decode"}
     assert cli.parse([]).threads == [1, 2] and len(cli.parse([]).cases) == len(all_cases())
+
+
+def test_peers_are_those_that_are_installed(monkeypatch):
+    monkeypatch.setattr(cli, "installed", lambda: installed(there=lambda name: name != "torch"))
+    assert cli.parse([]).peers == (ORT, PLAIN)
+    assert cli.parse(["--peers", TORCH]).peers == (TORCH,)
+    assert installed(there=lambda name: True) == PEERS == (ORT, TORCH, PLAIN)
+
+
+def test_slow_peers_are_measured_on_few_sizes():
+    torch, plain = BESIDE
+    cases = all_cases(["vit", "prefill", "decode"])
+    assert plain.cases(cases) == smallest(cases)
+    assert torch.cases(cases) == all_cases(["vit", "prefill", "decode"], quick=True)
+    assert torch.cases([Case("vit", (8,))]) == []
+    effort = Effort(rounds=12, min_seconds=0.01, case_seconds=5, budget=60)
+    assert [peer.effort(effort).rounds for peer in BESIDE] == [6, 2]
+    assert torch.effort(Effort(2, 0.01, 5, 60)).fewest == 2
+    assert torch.effort(effort).rounds_left(spent=50, done=1, left=9) == 6  # whatever the time
+    assert {peer.engine for peer in BESIDE} <= set(build.COMPILED)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +268,26 @@ def test_a_wrong_result_is_not_timed(monkeypatch, tmp_path):
             assert absent[OURS] == f"error {error} of the largest output is above 1e-04"
 
 
+def test_a_network_that_did_not_compile_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker, "run_onnxruntime", lambda model, threads: None)
+    for engine in (TORCH, PLAIN):
+        case, holder = Case("vit", (1,)), worker.Candidates(engine, 1, tmp_path)
+        assert holder.prepare(case, 0) == ({}, {engine: "RuntimeError: it was not compiled"})
+        Artifact(tmp_path, engine, "vit", 1).failure.write_text("no compiler")
+        assert holder.prepare(case, 0) == ({}, {engine: "RuntimeError: no compiler"})
+
+
+def test_a_size_that_fails_is_left_out(monkeypatch, tmp_path):
+    def fails() -> None:
+        raise ValueError("too many sizes")
+
+    holder = worker.Candidates(TORCH, 1, tmp_path)
+    monkeypatch.setattr(holder, "_load", lambda network: None)
+    monkeypatch.setattr(holder, "_reference", Engine("another", lambda feed: fails, 0.0))
+    monkeypatch.setattr(holder, "_loaded", Engine("an engine", lambda feed: fails, 0.0))
+    assert holder.prepare(Case("vit", (1,)), 0) == ({}, {TORCH: "ValueError: too many sizes"})
+
+
 def test_what_is_compiled_is_kept_by_the_state_of_the_compiler(tmp_path):
     header = {"machine": {"cpu": "a"}, "versions": {}, "library": "x", "target": "t", "code": "1"}
     folder = build.folder_for(tmp_path, header)
@@ -247,8 +302,16 @@ def test_a_network_that_does_not_compile_is_told_of(tmp_path, monkeypatch):
     artifact.seconds.write_text(json.dumps({"wall": 2.0}))
     command = "import sys; sys.exit('no such network')"
     monkeypatch.setattr(build, "command", lambda artifact: [build.sys.executable, "-c", command])
-    found = build.build_missing([OURS], ["vit", "other"], 1, tmp_path, {})
+    shown: list[str] = []
+    found = build.build_missing([OURS], ["vit", "other"], 1, tmp_path, {}, shown.append)
     assert found == {f"{OURS} vit": {"wall": 2.0}, f"{OURS} other": {"failed": "no such network"}}
+    assert shown == [f"other for {OURS}"]
+    assert Artifact(tmp_path, OURS, "other", 1).failure.read_text() == "no such network"
+
+
+def test_how_often_torch_compiled_is_told():
+    built = {"processor": 71.6, "graphs": 5, "sizes": 6, "wall": 90.0}
+    assert session.graphs_of(built) == "5 graphs for 6 sizes, 72 s of the processor"
 
 
 def test_resident_memory():

@@ -126,7 +126,8 @@ def test_help_of_each_command_has_examples_of_it(ok, name):
         (["info", "--nope"], "unrecognized arguments: --nope"),
         (["info", "--js"], "unrecognized arguments: --js"),
         (["explain", "matmul", "1", "2"], "required: K"),
-        (["explain", "conv3d", "1", "2", "3"], "invalid choice: 'conv3d'"),
+        (["explain", "conv3d", "1", "2", "3"], "matmul, conv2d or a model (a file that "),
+        (["explain", "att.py"], "conv2d or a model (a file that ends in .onnx), not 'att.py'"),
         (["explain", "matmul", "1", "2", "0"], "K: must be a whole number of at least 1, not '0'"),
         (["explain", "matmul", "1", "2", "x"], "K: must be a whole number of at least 1, not 'x'"),
         (["explain", "matmul", "1", "2", "3", "--dtype", "int4"], "invalid choice: 'int4'"),
@@ -232,7 +233,9 @@ def test_output_that_goes_nowhere(arguments, to, code):
         timeout=120,
     )
     full = "error: [Errno 28] No space left on device\n" if "full" in to else ""
-    assert (result.returncode, result.stdout, result.stderr) == (code, "", full)
+    # on a CPU that no log was made on, one line says which log is used
+    said = re.sub(r"^no tuning log of .*\n", "", result.stderr)
+    assert (result.returncode, result.stdout, said) == (code, "", full)
 
 
 def test_input_that_is_closed():
@@ -475,6 +478,25 @@ def test_explain_measures_also_the_call_on_all_threads(ok):
     assert found["threads"] == min(2, tvm.get_global_func("runtime.NumThreads")())
 
 
+@pytest.mark.parametrize(
+    "sizes,more",
+    [
+        ((1, 9, 8, 16, 24), ("--kernel", 3, 3, "--padding", 1, 1, 1, 1)),
+        ((2, 5, 6, 8, 12), ("--groups", 4, "--strides", 2, 2, "--dtype", "float16")),
+        ((1, 7, 7, 10, 10), ("--groups", 10, "--kernel", 3, 3)),
+    ],
+    ids=["winograd", "groups", "depthwise"],
+)
+def test_explain_measures_convolutions(ok, sizes, more):
+    arguments = ("explain", "conv2d", *sizes, *more, "--threads", 1, "--measure")
+    found = json.loads(ok(*arguments, "--json"))
+    assert found["measured_ps"] > 0 and found["wall_ps"] is None and found["threads"] == 1
+    by_winograd = found["plan"]["form"] == "patches"
+    assert by_winograd == (found["measured_direct_ps"] is not None) == (sizes == (1, 9, 8, 16, 24))
+    text = ok(*arguments)
+    assert "measured on one core: " in text and by_winograd == ("\ndirectly: " in text)
+
+
 def test_explain_does_not_measure_what_cannot_run_here(run):
     machine = Machine.from_target(tvm_moonpoly.detect_target())
     if "avx512f" in machine.features:
@@ -483,6 +505,8 @@ def test_explain_does_not_measure_what_cannot_run_here(run):
     assert code == 1 and "error: --measure: code for skylake-avx512 does not run here\n" in err
     code, _, err = run("explain", "matmul", 10**5, 10**5, 8, "--measure")
     assert code == 1 and "error: --measure: the operands take 37.2" in err
+    code, _, err = run("explain", "conv2d", 999, 999, 999, 9, 9, "--measure")
+    assert code == 1 and "error: --measure: the operands take 66.8" in err
 
 
 def test_many_plans_take_no_more_memory_than_one(monkeypatch):
@@ -492,7 +516,7 @@ def test_many_plans_take_no_more_memory_than_one(monkeypatch):
 
     target = tvm_moonpoly.detect_target()
     made = []
-    monkeypatch.setattr(measure, "_filled", lambda *shape: made.append(shape))
+    monkeypatch.setattr(measure, "filled", lambda *shape: made.append(shape))
     found = explanation.explained(512, 512, 512, target, constant_weights=False)
     call = measure._calls({measure.MATMUL_PLANNED: None}, found)
     for plan in measure._worth_timing(found):
@@ -515,9 +539,9 @@ def test_the_best_plan_is_picked_on_half_of_the_rounds(monkeypatch):
     even, odd = np.full(len(found.ranked), 10.0), np.full(len(found.ranked), 10.0)
     even[1], odd[1] = 5.0, 12.5
     monkeypatch.setattr(
-        measure, "interleaved", lambda calls: np.array([even, odd])[:, : len(calls)]
+        measure.timing, "interleaved", lambda calls: np.array([even, odd])[:, : len(calls)]
     )
-    monkeypatch.setattr(measure, "after_a_pause", lambda call: 1.0)
+    monkeypatch.setattr(measure.timing, "after_a_pause", lambda call: 1.0)
     result = measure.measured(found, target)
     assert result.best == 1 and result.loss == pytest.approx(10 / 12.5 - 1)
     assert "the chosen one takes -20.0%" in result.verdict()[1]

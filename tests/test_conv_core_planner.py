@@ -11,17 +11,11 @@ import tvm_moonpoly
 from tvm_moonpoly import native
 from tvm_moonpoly.emit import INT, Functions, loop
 from tvm_moonpoly.operators.tensors import Tensor
-from tvm_moonpoly.planner import conv, native_conv
+from tvm_moonpoly.planner import conv, conv_blocks, native_conv
 from tvm_moonpoly.planner import native as native_planner
-from tvm_moonpoly.planner.conv import (
-    BAND_PART,
-    BOUNDED_BYTES,
-    BOUNDED_KERNEL,
-    PLAN_FIELDS,
-    Convolution,
-    Form,
-)
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.conv_blocks import BAND_PART, BOUNDED_BYTES, BOUNDED_KERNEL
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
+from tvm_moonpoly.planner.conv_shapes import PLAN_FIELDS, Convolution, Form
 
 
 def random_convolutions(count: int, seed: int) -> list[Convolution]:
@@ -36,19 +30,29 @@ def random_convolutions(count: int, seed: int) -> list[Convolution]:
         kernel = [(1, 1), (3, 3), (1, size(20)), (size(11), size(11))][rng.integers(0, 4)]
         strides = (1, 1) if rng.integers(0, 2) else (size(4), size(4))
         dilation = (1, 1) if rng.integers(0, 3) else (size(3), size(3))
+        oh = 1 if rng.integers(0, 8) == 0 else size(300)
+        ow = size(2000 if rng.integers(0, 4) == 0 else 300)
+        padding = tuple(size(4) for _ in range(4)) if rng.integers(0, 2) else (0, 0, 0, 0)
+        reach = [
+            (out - 1) * stride + (places - 1) * apart + 1 - before - after
+            for out, stride, places, apart, before, after in zip(
+                (oh, ow), strides, kernel, dilation, padding[:2], padding[2:], strict=True
+            )
+        ]
         square = kernel == (3, 3) and strides == dilation == (1, 1)
         found.append(
             Convolution(
                 n=size(32),
-                oh=1 if rng.integers(0, 8) == 0 else size(300),
-                ow=size(2000 if rng.integers(0, 4) == 0 else 300),
+                oh=oh,
+                ow=ow,
                 channels=size(4 if rng.integers(0, 4) == 0 else 2048),
                 outputs=16 * size(32) if rng.integers(0, 3) == 0 else size(2048),
                 groups=1 if rng.integers(0, 2) else size(64),
                 kernel=kernel,
                 strides=strides,
                 dilation=dilation,
-                padded=bool(rng.integers(0, 2)),
+                size=(max(reach[0], 0), max(reach[1], 0)),
+                padding=padding,
                 half=rng.integers(0, 4) == 0,
                 winograd=square and bool(rng.integers(0, 3)),
                 residual=rng.integers(0, 4) == 0,
@@ -67,8 +71,9 @@ def described(each: Convolution) -> dict[str, int]:
     numbers = dict(zip(names, sizes, strict=True))
     same = ("n", "oh", "ow", "channels", "outputs", "groups", "depth")
     numbers.update({name: getattr(each, name) for name in same})
+    numbers.update(zip(("h", "w"), each.size, strict=True))
+    numbers.update(zip(("top", "left", "bottom", "right"), each.padding, strict=True))
     flags = {
-        "top": each.padded,
         "half": each.half,
         "winograd": each.winograd,
         "residual": each.residual,
@@ -132,6 +137,8 @@ def test_plans_cover_everything_once(setting):
         images, high, wide = each.n, each.oh, each.ow
         if plan.form == Form.PATCHES:
             images, high, wide = 1, each.n * -(-each.oh // 2), -(-each.ow // 2)
+        if plan.form == Form.PLACES:
+            images, high = 1, each.n * each.oh
         assert plan.segments * plan.width >= wide > (plan.segments - 1) * plan.width - plan.segments
         assert plan.blocks == images * -(-high // plan.rows) * plan.segments
 
@@ -144,5 +151,7 @@ def test_workspace_is_bounded(setting):
         buffer = 4 * each.pixels * each.depth * each.groups
         if each.kernel[0] * each.kernel[1] < BOUNDED_KERNEL or buffer < BOUNDED_BYTES:
             continue
-        one = conv.band_floats(each, plan.form, 1, 1, machine, table)
-        assert conv.workspace_bytes(plan) <= max(buffer // BAND_PART, 4 * plan.workers * one), each
+        one = conv_blocks.band_floats(each, plan.form, 1, 1, machine, table)
+        assert conv_blocks.workspace_bytes(plan) <= max(
+            buffer // BAND_PART, 4 * plan.workers * one
+        ), each

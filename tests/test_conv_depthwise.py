@@ -19,6 +19,7 @@ from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.operators import activation, bounded_activation, errors, sharing, tensors
 from tvm_moonpoly.operators import depthwise as depthwise_functions
 from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
+from tvm_moonpoly.operators.depthwise_pairs import PAIRS
 from tvm_moonpoly.operators.depthwise_tiles import ANY_COLUMNS, TAPS
 
 CHANNELS = (1, 3, 7, 8, 9, 15, 16, 17, 24, 31, 64)
@@ -75,8 +76,9 @@ def test_any_convolution(library, case, residual, half, seed):
     run(library, np.random.default_rng(seed), shape, spec, residual, dtype)
 
 
+@pytest.mark.parametrize("rows", [2, 3])
 @pytest.mark.parametrize("taps", TAPS, ids=lambda taps: taps.name)
-def test_every_width_of_known_taps(library, rng, taps):
+def test_every_width_of_known_taps(library, rng, taps, rows):
     """One tile, two, and more with some of full width between; with padding and without."""
     for columns in range(1, 4 * taps.columns + 2):
         for left, right in ((0, 0), (taps.count // 2,) * 2, (0, taps.count - 1), (7, 2)):
@@ -84,10 +86,31 @@ def test_every_width_of_known_taps(library, rng, taps):
             if width < 0:
                 continue
             spec = square(9, 3)
-            kernel, strides = (2, taps.count), (1, taps.stride)
+            kernel, strides = (rows, taps.count), (1, taps.stride)
             spec = replace(spec, kernel=kernel, strides=strides, padding=(1, left, 0, right))
-            out = run(library, rng, (1, 3, width, 9), spec)
+            out = run(library, rng, (1, 4, width, 9), spec)
             assert out.shape[2] == columns
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_every_height_of_two_rows_at_once(library, rng, pair):
+    """No pair, one, and more, odd rows before and after them, and rows in the padding only."""
+    for rows, (top, bottom) in itertools.product(range(1, 10), ((0, 0), (1, 1), (4, 0), (0, 5))):
+        height = (rows - 1) * pair.stride_h + 3 - top - bottom
+        for columns in (1, 2, 5, 9, 17):
+            if height < 0:
+                continue
+            width = (columns - 1) * pair.stride_w + 3 - 2
+            strides = (pair.stride_h, pair.stride_w)
+            spec = square(9, 3, strides=strides, padding=(top, 1, bottom, 1))
+            assert run(library, rng, (2, height, width, 9), spec).shape[1:3] == (rows, columns)
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_large_images(library, rng, strides):
+    """Of which rows are fetched ahead, in strips of a few columns and in chunks of a few rows."""
+    for shape in ((1, 9, 500, 520), (1, 70, 230, 136)):
+        run(library, rng, shape, square(shape[3], strides=strides))
 
 
 @pytest.mark.parametrize("kernel,dilation", [(1, 1), (2, 1), (7, 1), (3, 2), (4, 3)])

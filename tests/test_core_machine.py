@@ -291,7 +291,7 @@ assert machine.detect_target().attrs["num-cores"] == before
 
 def test_cores_of_the_detected_target():
     assert Machine.from_target(mp.detect_target(cores=3)).cores == 3
-    with pytest.raises(ValueError, match="^cores: must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="^cores: must be a whole number of at least 1, not 0"):
         mp.detect_target(cores=0)
 
 

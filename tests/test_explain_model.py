@@ -197,11 +197,16 @@ def test_a_pass_left_out_is_seen(run, path):
             2,
             "--dims: 'seq' must be between 4 and 64 and a multiple of 4, not 6",
         ),
-        (["--dim", "seq=4:64:4:4"], 2, "--dim: must be NAME=A:B or NAME=A:B:STEP, not 'seq=4:64:4"),
-        (["--dim", "seq=9:15:8"], 2, "--dim: no size is between 9 and 15 and a multiple of 8"),
+        (["--dim", "seq=4:64:4:4:4"], 2, "NAME=A:B:STEP:LIKELY, not 'seq=4:64:4:4:4'"),
+        (["--dim", "seq=4:64:4:6"], 2, "--dim: the likely size 6 is not between 4 and 64"),
+        (["--dim", "seq=9:15:8"], 2, "--dim: no multiple of multiple_of, 8, is from smallest, 9"),
         (["--dim", "seq=2", "--dim", "seq=3"], 2, "--dim: a dimension is named twice"),
         (["--without", "Nothing"], 2, "--without: 'Nothing' is none of the passes; these can be"),
-        (["--without", "LegalizeOps"], 2, "--without: 'LegalizeOps' is none of the passes"),
+        (
+            ["--without", "LegalizeOps"],
+            2,
+            "--without: 'LegalizeOps' cannot be left out; these can ",
+        ),
         (["--without", "FuseTIR"], 2, "--without: 'FuseTIR' cannot be left out; these can be: "),
         (["--target", "nvidia-a100"], 1, "--target: models are explained for CPUs, not for cuda"),
     ],
@@ -256,3 +261,16 @@ def test_inputs_that_cannot_be_made():
         sizes.made_inputs([("x", "float32", [n - 4])], {"n": 2})
     (ids,) = sizes.made_inputs([("ids", "int64", [n, 3])], {"n": 2})
     assert ids.dtype == np.int64 and ids.tolist() == [[1, 1, 1]] * 2
+
+
+def test_likely_sizes_are_those_of_the_call():
+    """Unless others are given; each dynamic dimension must have one."""
+    batch, seq = (tvm.tirx.Var(name, "int64") for name in ("batch", "seq"))
+    inputs = [("x", "float32", (batch, seq, 16))]
+    promised = {"batch": Range(likely=(2,)), "seq": Range(4, 64, 4, (8, 16))}
+    assert sizes.are_likely(inputs, promised)
+    assert not sizes.are_likely(inputs, {**promised, "batch": Range(1, 8)})
+    assert sizes.sizes_of_call(inputs, {}, promised) == {"batch": 2, "seq": 8}
+    assert sizes.sizes_of_call(inputs, {"x:1": 32}, promised) == {"seq": 32, "batch": 2}
+    with pytest.raises(sizes.SizeError, match="a size is missing for batch"):
+        sizes.sizes_of_call(inputs, {"seq": 4}, {})

@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm.target import Target
 
-from tvm_moonpoly.explanation import (
-    KERNELS,
-    PARTS,
-    READING_A,
-    READING_B,
-    explained,
-    name,
-    plan_json,
-    why,
-)
+from tvm_moonpoly.explanation import explained, name, plan_json, why
+from tvm_moonpoly.explanation_costs import KERNELS, PARTS, READING_A, READING_B
 from tvm_moonpoly.explanation_text import drawing, text
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode

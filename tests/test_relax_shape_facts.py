@@ -26,8 +26,8 @@ n, m, s = (tirx.Var(name, "int64") for name in "nms")
         ((True, 4), "smallest must be a whole number from 0 on, not True"),
         ((0, LARGEST + 1), f"largest must be a whole number from 0 on, not {LARGEST + 1}"),
         ((0, 8, 0), "multiple_of must be at least 1, not 0"),
-        ((5, 4), "no size is between 5 and 4"),
-        ((9, 15, 8), "no size is between 9 and 15 and a multiple of 8"),
+        ((5, 4), "smallest must be at most largest, not 5 with largest 4"),
+        ((9, 15, 8), "no multiple of multiple_of, 8, is from smallest, 9, to largest, 15"),
         ((1, 16, 8, (8, 12)), "the likely size 12 is not between 1 and 16 and a multiple of 8"),
     ],
 )
@@ -43,7 +43,7 @@ def test_what_two_ranges_promise_together():
     assert str(both) == "between 10 and 512 and a multiple of 24"
     assert [size in both for size in (24, 504, 0, 512, 528)] == [True, True, False, False, False]
     assert str(Range(3)) == "at least 3" and str(Range()) == "any size"
-    with pytest.raises(ValueError, match="no size is between 9 and 4"):
+    with pytest.raises(ValueError, match="no size is at least 9, and between 0 and 4"):
         Range(9) & Range(0, 4)
 
 

@@ -20,6 +20,7 @@ from relax_passes import (
     pipeline,
 )
 from relax_passes.shape_facts_prim import in_steps
+from relax_passes.shape_range import LARGEST
 from tvm_moonpoly.model_explanation import planned_memory
 
 
@@ -58,11 +59,11 @@ def test_promises_become_attributes_and_a_check():
         with R.dataflow():
             c = R.call_pure_packed(
                 "vm.builtin.match_shape",
-                R.shape([T.max(T.min(n, 512), 8) // 8 * 8]),
+                R.shape([n]),
                 R.prim_value(0),
                 R.prim_value(1),
                 R.prim_value(0),
-                R.prim_value(n),
+                R.prim_value(T.max(T.min(n, 512), 8) // 8 * 8),
                 R.str(
                     "main: the dimension n must be between 1 and 512 and a multiple of 8 "
                     "(axis 0 of the input x);"
@@ -72,11 +73,11 @@ def test_promises_become_attributes_and_a_check():
             kept = R.match_cast(c, R.Any)  # noqa: F841
             d = R.call_pure_packed(
                 "vm.builtin.match_shape",
-                R.shape([T.min(m, 9)]),
+                R.shape([m]),
                 R.prim_value(0),
                 R.prim_value(1),
                 R.prim_value(0),
-                R.prim_value(m),
+                R.prim_value(T.min(m, 9)),
                 R.str("main: the dimension m must be between 0 and 9 (axis 1 of the input y);"),
                 ty_args=R.Shape(ndim=-1),
             )
@@ -123,8 +124,49 @@ def test_promises_that_do_not_fit(dims, reason):
 
 
 def test_promises_that_contradict_each_other():
-    with pytest.raises(ValueError, match="no size is between 8 and 4"):
+    with pytest.raises(ValueError) as caught:
         PromiseShapes({"n": (8, 16), "x:0": (0, 4)})(module(plain))
+    assert str(caught.value) == (
+        "dims: no size of 'n' is between 0 and 4 (dims['x:0']), and between 8 and 16 (dims['n'])"
+    )
+    bounded = plain.with_attr("tir_var_upper_bound", {"n": 16})
+    with pytest.raises(ValueError) as caught:
+        PromiseShapes({"n": Range(17, multiple_of=4)})(module(bounded))
+    assert str(caught.value) == (
+        "dims: no size of 'n' is between 0 and 16 (attributes of main), and at least 17 and a "
+        "multiple of 4 (dims['n'])"
+    )
+    # 12 is the first multiple of both
+    with pytest.raises(ValueError, match=r"of 3 \(dims\['x:0'\]\), and between 1 and 8 and a"):
+        PromiseShapes({"n": Range(1, 8, 4), "x:0": Range(0, 11, 3), "y:0": (1, 9)})(module(plain))
+
+
+@pytest.mark.parametrize("a", [Range(), Range(3, 7), Range(0, 9, 4), Range(5, None, 6)], ids=str)
+@pytest.mark.parametrize("b", [Range(2, 3), Range(9, 20, 3), Range(8, 11), Range(7)], ids=str)
+def test_ranges_meet_where_they_have_a_size_in_common(a, b):
+    common = [size for size in range(100) if size in a and size in b]
+    assert a.meets(b) == b.meets(a) == bool(common)
+    if common:
+        assert [size for size in range(100) if size in a & b] == common
+    else:
+        with pytest.raises(ValueError, match="Range: no size is "):
+            a & b
+
+
+@pytest.mark.parametrize(
+    "numbers, said",
+    [
+        ((10, 8), "smallest must be at most largest, not 10 with largest 8"),
+        ((9, 15, 8), "no multiple of multiple_of, 8, is from smallest, 9, to largest, 15"),
+        ((0, 8, 1, (9,)), "the likely size 9 is not between 0 and 8"),
+        ((0, -1), "largest must be a whole number from 0 on, not -1"),
+        ((LARGEST, None, 2), f"no multiple of multiple_of, 2, is from smallest, {LARGEST}, to"),
+    ],
+)
+def test_ranges_without_a_size_name_their_arguments(numbers, said):
+    with pytest.raises(ValueError) as caught:
+        Range(*numbers)
+    assert str(caught.value).startswith(f"Range: {said}")
 
 
 def test_a_dimension_that_is_computed():
@@ -150,7 +192,7 @@ def test_a_broken_promise_raises_at_the_call():
         (8, 0, r"m must be between 1 and 4 \(axis 1 of the input y\)"),
         (8, 5, "m must be between 1 and 4"),
     ):
-        with pytest.raises(RuntimeError, match=f"main: the dimension {rule}"):
+        with pytest.raises(RuntimeError, match=f"^main: the dimension {rule}.* instead of "):
             run(tensor(n, 8), tensor(n, m))
 
 
@@ -347,6 +389,8 @@ def test_an_import_writes_and_checks_ranges():
     [
         ({"n": 4, "x:0": (5, 6)}, None),
         ({"n": (1, 4), "x:0": (5, 6)}, None),
+        ({"x:2": (5, 8)}, "dims: 'x:2' has the fixed size 4, not between 5 and 8"),
+        ({"x:2": "c"}, "dims: 'x:2' has the fixed size 4: it cannot be called 'c'"),
         ({"s": 1.5}, "dims: 's' must be a size, a name or a range, not 1.5"),
         ({"s": (1.5, 2)}, r"dims: 's' must be a Range or two numbers, not \(1.5, 2\)"),
     ],
@@ -357,6 +401,22 @@ def test_ranges_that_do_not_fit_a_model(dims, reason):
         return
     with pytest.raises(ValueError, match=reason):
         mp.import_onnx(network(), dims)
+
+
+def test_promises_that_contradict_each_other_in_a_model():
+    with pytest.raises(ValueError) as caught:
+        mp.import_onnx(network(("n", "n", 4)), {"x:0": (1, 4), "x:1": (5, 6)})
+    assert str(caught.value) == (
+        "dims: no size of 'n' is between 1 and 4 (dims['x:0']), and between 5 and 6 (dims['x:1'])"
+    )
+
+
+@pytest.mark.parametrize("known", [(1, 4), Range(4), Range(0, 8, 2)], ids=str)
+def test_a_fixed_size_within_the_range(known):
+    """Both ends of the compiler take it, as it is kept already."""
+    mod = mp.import_onnx(network(), {"x:2": known})
+    assert "tir_var_upper_bound" not in (mod["main"].attrs or {})
+    assert PromiseShapes({"x:2": known})(mod).same_as(mod)
 
 
 def test_ranges_of_a_renamed_dimension():

@@ -183,16 +183,24 @@ class TestArguments:
     @pytest.mark.parametrize(
         "name, arrays, message",
         [
-            ("linear", [x.astype("float64")], "param=x.*dtype float32 but get float64"),
-            ("linear", [x.astype("float16")], "param=x.*dtype float32 but get float16"),
-            ("linear", [x[0]], "param=x.*ndim 2 but get 1"),
-            ("linear", [x[None]], "param=x.*ndim 2 but get 3"),
-            ("linear", [x[:, 1:].copy()], r"\(63 vs. 64\).*param=x"),
-            ("residual", [x, r[1:]], r"\(6 vs. 7\).*param=r"),
-            ("residual", [x, r[:, 1:].copy()], r"\(89 vs. 90\).*param=r"),
-            ("product", [p, q[:2]], r"\(2 vs. 3\).*param=q"),
-            ("product", [p, q[:, 1:].copy()], r"\(11 vs. 12\).*param=q"),
-            ("product", [p, q[0]], "param=q.*ndim 3 but get 2"),
+            (
+                "linear",
+                [x.astype("float64")],
+                "linear: the input x .*dtype float32 but get float64",
+            ),
+            (
+                "linear",
+                [x.astype("float16")],
+                "linear: the input x .*dtype float32 but get float16",
+            ),
+            ("linear", [x[0]], "linear: the input x .*ndim 2 but get 1"),
+            ("linear", [x[None]], "linear: the input x .*ndim 2 but get 3"),
+            ("linear", [x[:, 1:].copy()], r"\(63 vs. 64\).*the input x must be"),
+            ("residual", [x, r[1:]], r"\(6 vs. 7\).*the input r must be"),
+            ("residual", [x, r[:, 1:].copy()], r"\(89 vs. 90\).*the input r must be"),
+            ("product", [p, q[:2]], r"\(2 vs. 3\).*the input q must be"),
+            ("product", [p, q[:, 1:].copy()], r"\(11 vs. 12\).*the input q must be"),
+            ("product", [p, q[0]], "product: the input q .*ndim 3 but get 2"),
         ],
         ids=lambda each: each if isinstance(each, str) else "",
     )
@@ -202,7 +210,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("wrong", [None, 3, 0.5, "x", [x]], ids=lambda w: type(w).__name__)
     def test_no_tensor(self, vm, wrong):
-        with pytest.raises(TypeError, match="fn=linear.*param=x.*expect a Tensor"):
+        with pytest.raises(TypeError, match="linear: the input x .*expect a Tensor"):
             vm["linear"](wrong)
 
     def test_missing_and_superfluous(self, vm):

@@ -5,42 +5,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.target import Target
 
-from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
+from tvm_moonpoly.arguments import require, require_flags, require_sizes, target_of
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.explanation_costs import parts
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.machine import Machine, detect_target
 from tvm_moonpoly.operators import described, supported
 from tvm_moonpoly.operators.operator_library import costs
 from tvm_moonpoly.planner import spec
-from tvm_moonpoly.planner.counts import Task, counts, price
 from tvm_moonpoly.planner.plan import BMode, Plan
-
-#: Of a task: what it takes on operands in the first-level cache, and what more where they are not.
-KERNELS, READING_A, READING_B = "micro-kernels", "reading A again", "reading B"
-
-#: What is done around the tasks, by the entries of the cost table.
-PARTS = {
-    "b_direct": "reading B",
-    "c_block": "adding blocks of k",
-    "pack_a": "packing A",
-    "pack_rows": "packing B",
-    "pack_columns": "packing B",
-    "edge_row": "the partial panel",
-    "tile": "loops",
-    "group": "loops",
-    "axpy_start": "streaming B",
-    "axpy_step": "streaming B",
-    "axpy_rest": "streaming B",
-    "dot_start": "streaming B",
-    "dot_step": "streaming B",
-    "dot_rest": "streaming B",
-    "a_memory": READING_A,
-}
 
 
 @dataclass(frozen=True)
@@ -124,13 +102,6 @@ class Explanation:
         }
 
 
-def require_sizes(**sizes: int | None) -> None:
-    """Raise ValueError, naming it, for a size that is given and below 1."""
-    for name, size in sizes.items():
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name}: must be a whole number of at least 1, not {size!r}")
-
-
 def explained(
     m: int,
     n: int,
@@ -141,7 +112,9 @@ def explained(
     constant_weights: bool = True,
 ) -> Explanation:
     """How ``batch`` products of (m, k) by (k, n) are assembled. See `explain`."""
-    require_sizes(m=m, n=n, k=k, batch=batch, threads=threads)
+    require_sizes(m=m, n=n, k=k, batch=batch)
+    require_sizes(optional=True, threads=threads)
+    require_flags(constant_weights=constant_weights)
     if constant_weights and batch > 1:
         raise ValueError("batch: constant weights are for one product, so batch must be 1")
     machine, log, table = used(target, threads)
@@ -157,7 +130,7 @@ def used(
     target: Target | dict[str, Any] | None, threads: int | None
 ) -> tuple[Machine, TuningLog, CostTable]:
     """How ``target`` is used with so many threads. See `explain`."""
-    target = detect_target() if target is None else Target(target)
+    target = detect_target() if target is None else target_of(target)
     reason = supported(target)
     if reason is not None:
         raise ValueError(f"target: {reason}")
@@ -202,49 +175,18 @@ def explain(
 
     Raises ValueError for sizes below 1 and for targets without micro-kernels.
     """
-    if target is not None and str(Target(target).kind.name) == "cuda":
+    require_flags(b_transposed=b_transposed)
+    require(dtype in ("float16", "bfloat16"), "dtype", "float16 or bfloat16", dtype)
+    target = None if target is None else target_of(target)
+    if target is not None and str(target.kind.name) == "cuda":
         from tvm_moonpoly import explanation_cuda
 
         return explanation_cuda.text(
-            explanation_cuda.explained(m, n, k, Target(target), batch, dtype, b_transposed)
+            explanation_cuda.explained(m, n, k, target, batch, dtype, b_transposed)
         )
     from tvm_moonpoly.explanation_text import text
 
     return text(explained(m, n, k, target, batch, threads, constant_weights))
-
-
-def parts(
-    product: spec.Product, choice: spec.Choice, machine: Machine, table: CostTable
-) -> Counter[str]:
-    """Picoseconds of ``choice`` by what they are spent on."""
-    spent: Counter[str] = Counter()
-    for entry, count in counts(product, choice.plan, machine, table).items():
-        if isinstance(entry, Task):
-            for part, picoseconds in _task_parts(entry, table).items():
-                spent[part] += count * picoseconds
-        else:
-            spent[_part_of(entry, choice.plan)] += count * price(entry, table)
-    return +spent
-
-
-def _part_of(entry: str, plan: Plan) -> str:
-    """What an entry of the traffic is, in words; crowded rows that are read in place are charged as
-    if they were packed."""
-    return READING_B if plan.b_mode == BMode.DIRECT and entry == "pack_rows" else PARTS[entry]
-
-
-def _task_parts(task: Task, table: CostTable) -> dict[str, int]:
-    cost = table.task(task.mr, task.nv, task.form)
-    near, with_a = (
-        cost.at(Residency(a, Level.L1), task.depth) for a in (Level.L1, task.residency.a)
-    )
-    all_of_it = price(task, table)
-    reading_a, reading_b = max(with_a - near, 0), max(all_of_it - with_a, 0)
-    return {
-        KERNELS: all_of_it - reading_a - reading_b,
-        READING_A: reading_a,
-        READING_B: reading_b,
-    }
 
 
 def why(explanation: Explanation) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import require, require_flags, require_sizes, target_of
 from tvm_moonpoly.costmodel.tables import CostTable
-from tvm_moonpoly.explanation import require_sizes, used, used_json
+from tvm_moonpoly.explanation import used, used_json
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.machine import Machine, no_convolutions
 from tvm_moonpoly.operators.conv_constants import ConvSpec
 from tvm_moonpoly.planner import conv
-from tvm_moonpoly.planner.conv import Convolution, ConvPlan, Form
+from tvm_moonpoly.planner.conv_blocks import workspace_bytes
+from tvm_moonpoly.planner.conv_shapes import Convolution, ConvPlan, Form
 
 #: What is said of each form.
 FORMS = {
@@ -21,6 +23,7 @@ FORMS = {
     Form.ROWS: "rows of the products are windows of the input, as they lie, row by row",
     Form.WINDOWS: "a band of overlapping windows is copied for each block",
     Form.PIXELS: "a band of windows, each on its own, is copied for each block",
+    Form.PLACES: "each place of the kernel by itself, on the pixels that see the input there",
     Form.OFFSETS: "windows are read at offsets in the rows of the input, with zeros around them",
     Form.PATCHES: "by Winograd's algorithm F(2x2, 3x3): 16 products of transformed 4x4 patches",
 }
@@ -28,10 +31,12 @@ FORMS = {
 
 @dataclass(frozen=True)
 class ConvExplanation:
-    """All that is known of how a convolution is computed; ``ranked`` are the plans of all forms
-    that were weighed, the cheapest, which is taken, first."""
+    """All that is known of how a convolution of (n, ``h``, ``w``, in_channels) is computed;
+    ``ranked`` are the plans of all forms that were weighed, the cheapest, which is taken, first."""
 
     spec: ConvSpec
+    h: int
+    w: int
     convolution: Convolution
     machine: Machine
     log: TuningLog
@@ -56,7 +61,7 @@ class ConvExplanation:
             "output": [each.n, each.oh, each.ow, self.spec.out_channels],
             **used_json(self.machine, self.log),
             "plan": plan_json(self.plan),
-            "workspace_bytes": conv.workspace_bytes(self.plan),
+            "workspace_bytes": workspace_bytes(self.plan),
             "predicted_ps": self.plan.picoseconds,
             "predicted_gflops": round(self.gflops, 2),
             "ranked": [plan_json(plan) for plan in self.ranked],
@@ -81,7 +86,8 @@ def convolution_of(spec: ConvSpec, n: int, h: int, w: int, half: bool = False) -
         kernel=spec.kernel,
         strides=spec.strides,
         dilation=spec.dilation,
-        padded=any(spec.padding),
+        size=(h, w),
+        padding=spec.padding,
         half=half,
         winograd=spec.winograd,
     )
@@ -97,14 +103,18 @@ def explained_conv2d(
     half: bool = False,
 ) -> ConvExplanation:
     """How the convolution of an input (n, h, w, in_channels) is assembled. See `explain_conv2d`."""
-    require_sizes(n=n, h=h, w=w, threads=threads)
-    reason = None if target is None else no_convolutions(Target(target))
+    require_sizes(n=n, h=h, w=w)
+    require_sizes(optional=True, threads=threads)
+    require(isinstance(spec, ConvSpec), "spec", "a ConvSpec", spec)
+    require_flags(half=half)
+    target = None if target is None else target_of(target)
+    reason = None if target is None else no_convolutions(target)
     if reason is not None:
         raise ValueError(f"target: {reason}")
     machine, log, table = used(target, threads)
     each = convolution_of(spec, n, h, w, half)
     ranked = sorted(conv.candidates(each, machine, table), key=lambda plan: plan.picoseconds)
-    return ConvExplanation(spec, each, machine, log, table, tuple(ranked))
+    return ConvExplanation(spec, h, w, each, machine, log, table, tuple(ranked))
 
 
 def explain_conv2d(
@@ -165,6 +175,8 @@ def _tiles(found: ConvExplanation) -> str:
     tail = f", then {plan.tail_mr}x{plan.tail_nv}v" if plan.tail_nv else ""
     steps = found.convolution.channels if plan.form == Form.PATCHES else found.convolution.depth
     kc = f", {plan.kc} at a time" if plan.kc else ""
+    if plan.form == Form.PLACES:
+        kc = f", {found.convolution.channels} at each place"
     return f"micro-kernels {plan.mr}x{plan.nv}v{tail}, {steps} steps{kc}"
 
 
@@ -176,6 +188,6 @@ def _threads(plan: ConvPlan) -> str:
 
 
 def _workspace(found: ConvExplanation) -> str:
-    each, size = found.convolution, conv.workspace_bytes(found.plan)
+    each, size = found.convolution, workspace_bytes(found.plan)
     buffer = 4 * each.pixels * each.depth * each.groups
     return f"workspace: {size} bytes, {size / max(buffer, 1):.1%} of an im2col buffer"

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import require_sizes
 from tvm_moonpoly.costmodel.cuda import BlockCost
-from tvm_moonpoly.explanation import require_sizes
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, products
 from tvm_moonpoly.operators.cuda.assemblies import assembled, log_of_product

@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 from tvm.target import Target
 
+from tvm_moonpoly.arguments import require_sizes
+
 #: fp32 lanes and architectural vector registers of each instruction set that has micro-kernels,
 #: best first: (features that a target must have, lanes, registers).
 VECTOR_UNITS = {
@@ -76,10 +78,9 @@ def detect_target(cores: int | None = None) -> Target:
     never holds an instruction that this CPU lacks. ``cores``, the target's ``num-cores``, is by
     default the number of CPUs that this process may use.
 
-    Raises ValueError when ``cores`` is not positive.
+    Raises ValueError when ``cores`` is no positive number.
     """
-    if cores is not None and cores < 1:
-        raise ValueError(f"cores: must be at least 1, not {cores}")
+    require_sizes(optional=True, cores=cores)
     mcpu = tvm.get_global_func("target.llvm_get_system_cpu")()
     host = host_features()
     implied = cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))

@@ -24,6 +24,8 @@ from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes
 
+from tvm_moonpoly.assembled import load_text
+
 PIPELINE = "moonpoly_native"
 
 _NONE: Mapping[str, Sequence[str]] = {}
@@ -91,7 +93,7 @@ def _build(
             f"-forceattrs-csv-path:string={attributes}",
         ]
         built = _compiled(module, Target(config), lowered)
-        return _with_target(built, target, Path(folder))
+        return _with_target(built, target)
 
 
 def _compiled(module: tvm.IRModule, target: Target, lowered: tvm.IRModule | None) -> Any:
@@ -105,7 +107,7 @@ def _compiled(module: tvm.IRModule, target: Target, lowered: tvm.IRModule | None
     return tir_to_runtime(host, {}, target)
 
 
-def _with_target(built: Any, target: Target, folder: Path) -> Any:
+def _with_target(built: Any, target: Target) -> Any:
     """The module as if built for ``target``: without the option that names a temporary file."""
     text = str(built.inspect_source("ll"))
     described = json.dumps(json.loads(str(target)), separators=(",", ":"))
@@ -116,6 +118,4 @@ def _with_target(built: Any, target: Target, folder: Path) -> Any:
     # tvm marks private functions for export too, which LLVM does not read back; as internal ones
     # they have names in profiles
     text = text.replace("define private dllexport ", "define internal ")
-    path = folder / "module.ll"
-    path.write_text(text, encoding="utf-8")
-    return tvm.get_global_func("ffi.Module.load_from_file.ll")(str(path), "ll")
+    return load_text(text)

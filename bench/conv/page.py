@@ -18,6 +18,7 @@ from bench.gemm.page import (
     ROOT,
     Document,
     losses_link,
+    losses_of,
     markdown,
     strong,
     threads_of,
@@ -25,7 +26,7 @@ from bench.gemm.page import (
     write_pages,
 )
 from bench.gemm.report import NOTHING, bounds, number, percent
-from bench.gemm.summary import Row, losses
+from bench.gemm.summary import Row
 
 LOSSES = ROOT / "bench" / "results" / "conv-losses.md"
 MARKERS = "<!-- conv: begin -->", "<!-- conv: end -->"
@@ -142,13 +143,7 @@ def losses_page(docs: Sequence[Document]) -> str:
     titles = ["counts", "layer", "network", "class", "vs best", "95 % bounds", "best", "rounds"]
     titles += ["us", "ours of peak", "best of peak"]
     for doc in docs:
-        slower = losses(doc["rows"])
-        counted = sum(row["loss"] for row in slower)
-        parts.append(f"## {threads_of(doc).capitalize()}")
-        parts.append(wrapped(f"Measured were {extent_of(doc)}"))
-        parts.append(f"{len(slower)} layers are slower, of which {counted} count.")
-        if slower:
-            parts.append(markdown(titles, [loss_line(row) for row in slower]))
+        parts += losses_of(doc, "layers are slower", titles, loss_line, extent_of(doc))
     return "\n\n".join(parts) + "\n"
 
 

@@ -58,6 +58,23 @@ def losses_link(docs: Sequence[Document], what: str, losses_path: str) -> str:
     return wrapped(last + "worst first; every figure is in the JSON beside it.")
 
 
+def losses_of(
+    doc: Document,
+    what: str,
+    titles: Sequence[str],
+    line: Callable[[Row], list[str]],
+    measured: str | None = None,
+) -> list[str]:
+    """The paragraphs of a document on the page of losses: for how many threads, what was
+    ``measured``, how many rows are ``what``, and a line for each of them."""
+    slower = losses(doc["rows"])
+    counted = sum(row["loss"] for row in slower)
+    parts = [f"## {threads_of(doc).capitalize()}"]
+    parts += [] if measured is None else [wrapped(f"Measured were {measured}")]
+    parts.append(f"{len(slower)} {what}, of which {counted} count.")
+    return [*parts, *([markdown(titles, [line(row) for row in slower])] if slower else [])]
+
+
 def about(doc: Document) -> str:
     """How to read the tables: the machine, what is compared, and with which versions."""
     machine, versions = doc["machine"], doc["versions"]
@@ -177,13 +194,8 @@ def losses_page(docs: Sequence[Document]) -> str:
     )
     parts.append(wrapped(how))
     for doc in docs:
-        slower = losses(doc["rows"])
-        counted = sum(row["loss"] for row in slower)
-        parts.append(f"## {threads_of(doc).capitalize()}")
-        parts.append(f"{len(slower)} of {len(doc['rows'])} cases, of which {counted} count.")
         titles = ["counts", "case", "layer", "vs best", "95 % bounds", "limit", "best", "rounds"]
-        if slower:
-            parts.append(markdown(titles, [loss_line(row) for row in slower]))
+        parts += losses_of(doc, f"of {len(doc['rows'])} cases", titles, loss_line)
     return "\n\n".join(parts) + "\n"
 
 

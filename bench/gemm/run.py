@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ class Effort:
 
         ``done`` and ``left`` are amounts of work in one unit, such as seconds as estimated.
         """
-        if spent <= 0 or done <= 0 or left <= 0:
+        if math.isinf(self.budget) or spent <= 0 or done <= 0 or left <= 0:
             return self.rounds
         needed = spent / done * left
         share = (self.budget - spent) / needed

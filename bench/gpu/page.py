@@ -120,14 +120,14 @@ def _speed(results: dict[str, Any]) -> str:
     if not cases:
         reason = f": {results['no_peer']}" if results["no_peer"] else ""
         return f"## Against cuBLAS\n\n{NOT_MEASURED.capitalize()}{reason}."
-    parts = ["## Against cuBLAS (`torch.matmul`)", _losses(results, cases)]
+    parts = ["## Against cuBLAS (`torch.matmul`)", _losses(cases)]
     for library in dict.fromkeys(case["library"] for case in cases):
         own = [case for case in cases if case["library"] == library]
         parts.append(_summed(results, library, own))
     return "\n\n".join(parts)
 
 
-def _losses(results: dict[str, Any], cases: Sequence[Case]) -> str:
+def _losses(cases: Sequence[Case]) -> str:
     """Every case in which cuBLAS is faster, the worst first."""
     lost = [case for case in cases if _least(case) < 1]
     if not lost:

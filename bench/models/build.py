@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from typing import Any
 import relax_passes
 import tvm_moonpoly
 
-OURS, ORT, PLAIN = "moonpoly", "onnxruntime", "tvm_plain"
-COMPILED = (OURS, PLAIN)
-BESIDE_PLAIN = "beside plain TVM"  # the mode of runs with plain TVM, whose calls take so long
+OURS, ORT = "moonpoly", "onnxruntime"
+PLAIN, TORCH = "tvm_plain", "torch_compile"
+COMPILED = (OURS, PLAIN, TORCH)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Artifact:
         return self.library.with_suffix(".json")
 
     @property
+    def failure(self) -> Path:
+        """Why there is no library, if it failed."""
+        return self.library.with_suffix(".failed")
+
+    @property
     def inputs(self) -> list[str]:
         """Names of the inputs, in their order."""
         found: list[str] = json.loads(self.seconds.read_text())["inputs"]
@@ -60,6 +65,7 @@ def folder_for(out: Path, header: Mapping[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
     here = Path(__file__).parent
     sources = [here.parent / "onnx_graph.py", here / "weights.py", *here.glob("networks*.py")]
+    sources += here.glob("torch*.py")
     for package in (relax_passes, tvm_moonpoly):
         sources += Path(str(package.__file__)).parent.rglob("*.py")
     for path in sorted(sources):
@@ -73,15 +79,17 @@ def build_missing(
     threads: int,
     folder: Path,
     environment: Mapping[str, str],
+    show: Callable[[str], None] = lambda what: None,
 ) -> dict[str, dict[str, Any]]:
     """Compile what is not there yet, each in a process of its own; how long each took, by
-    ``ENGINE NETWORK``, or why it failed."""
+    ``ENGINE NETWORK``, or why it failed. ``show`` is told what is compiled next."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
     for network in networks:
         for engine in engines:
             artifact = Artifact(folder, engine, network, threads)
             if not artifact.seconds.exists():
+                show(f"{network} for {engine}")
                 done = subprocess.run(
                     command(artifact),
                     env=dict(environment),
@@ -92,6 +100,7 @@ def build_missing(
                 if done.returncode:
                     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
                     found[f"{engine} {network}"] = {"failed": last[:200]}
+                    artifact.failure.write_text(last[:200])
                     continue
             found[f"{engine} {network}"] = json.loads(artifact.seconds.read_text())
     return found
@@ -150,5 +159,16 @@ def build(artifact: Artifact) -> None:
     artifact.seconds.write_text(json.dumps(seconds | {"inputs": names}))
 
 
+def build_torch(artifact: Artifact) -> None:
+    """Compile by torch, for the sizes that it is measured on; kept are seconds and Inductor's
+    cache."""
+    from bench.models.cases import quick_of
+    from bench.models.torch_compiled import build
+
+    sizes = [case.size for case in quick_of(artifact.network)]
+    artifact.seconds.write_text(json.dumps(build(artifact, sizes)))
+
+
 if __name__ == "__main__":
-    build(Artifact(Path(sys.argv[4]), sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    wanted = Artifact(Path(sys.argv[4]), sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    (build_torch if wanted.engine == TORCH else build)(wanted)

@@ -205,6 +205,11 @@ def all_cases(groups: Sequence[str] = tuple(GROUPS), quick: bool = False) -> lis
     ]
 
 
+def quick_of(network: str) -> list[Case]:
+    """The cases of a quick run that are of ``network``."""
+    return [case for case in all_cases(quick=True) if case.network == network]
+
+
 def smallest(cases: Sequence[Case]) -> list[Case]:
     """That of each network with the least work."""
     found: dict[str, Case] = {}

@@ -22,11 +22,11 @@ from bench.gemm.options import (
     threads_of,
 )
 from bench.gemm.run import Effort
+from bench.models.beside import PEERS, installed
 from bench.models.cases import GROUPS, Case, all_cases
 
 QUICK = Effort(rounds=6, min_seconds=0.01, case_seconds=4, budget=180)
 FULL = Effort(rounds=12, min_seconds=0.02, case_seconds=12, budget=60 * 60)
-PEERS = ("onnxruntime", "tvm_plain")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="three sizes of each network")
     add("--threads", metavar="N[,N]", help="threads an engine; 1,2, with --quick 1")
     add("--models", metavar="NAME,...", help=f"only these of {', '.join(GROUPS)}")
-    add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEERS)}")
+    add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEERS)}; those installed")
     add_run_options(add, QUICK, FULL, "size")
     add("--build-only", action="store_true", help="compile, measure the memory, and end")
     add("--calls", type=int, default=0, help="more calls of sizes at random, for the memory")
@@ -54,7 +54,7 @@ def check(options: argparse.Namespace) -> None:
     if options.calls < 0:
         raise ValueError(f"--calls must not be negative, got {options.calls}")
     options.threads = threads_of(options)
-    options.peers = parse_peers(options.peers, PEERS, PEERS)
+    options.peers = parse_peers(options.peers, installed(), PEERS)
     options.cases = choose_cases(options)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import subprocess
@@ -16,16 +17,24 @@ from bench.models.build import ORT, Artifact
 
 
 def resident(field: str = "VmRSS") -> int:
-    """Bytes of memory that this process holds, or held at most (``VmHWM``)."""
+    """Bytes of memory that this process holds, or held at most (``VmHWM``), or that are no pages
+    of files (``RssAnon``)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"no {field} in /proc/self/status")
 
 
+def settle() -> None:
+    """Give back what is free, and count the most memory from here on."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def of_engine(artifact: Artifact, environment: Mapping[str, str], calls: int = 0) -> dict[str, int]:
     """Bytes before the network is loaded, at most, and after ``calls`` more calls of sizes drawn at
-    random, from a process of its own. Raises RuntimeError when that fails."""
+    random, from a process of its own; ``after_anonymous`` is what all sizes added without pages of
+    files, which other processes share. Raises RuntimeError when that fails."""
     command = [sys.executable, "-m", "bench.models.memory", artifact.engine, artifact.network]
     done = subprocess.run(
         [*command, str(artifact.threads), str(artifact.folder), str(calls)],
@@ -54,7 +63,9 @@ def measured(artifact: Artifact, calls: int) -> dict[str, int]:
         for size in group.sizes
     ]
     feeds = [NETWORKS[artifact.network].feed(*size) for size in sizes]
-    before = resident()
+    # what was freed while inputs were made would hold a part of the network, uncounted
+    settle()
+    before, anonymous = resident(), resident("RssAnon")
     if artifact.engine == ORT:
         engine = run_onnxruntime(artifact.model, artifact.threads)
     else:
@@ -62,6 +73,7 @@ def measured(artifact: Artifact, calls: int) -> dict[str, int]:
     for feed in feeds:
         engine.prepare(feed)()
     found = {"before": before, "peak": resident("VmHWM"), "after": resident()}
+    found["after_anonymous"] = resident("RssAnon") - anonymous
     draw = random.Random(0)
     for _ in range(calls):
         engine.prepare(draw.choice(feeds))()

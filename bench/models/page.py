@@ -7,6 +7,7 @@ written by hand.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from bench.gemm.page import (
     ROOT,
     Document,
     losses_link,
+    losses_of,
     markdown,
     strong,
     threads_of,
@@ -23,8 +25,9 @@ from bench.gemm.page import (
     write_pages,
 )
 from bench.gemm.report import bounds, number
-from bench.gemm.summary import Row, losses
-from bench.models.build import ORT, OURS, PLAIN
+from bench.gemm.summary import Row
+from bench.models.beside import BESIDE, Beside
+from bench.models.build import ORT, OURS
 from bench.models.cases import GROUPS, all_cases
 from bench.models.report import build_seconds, goal, mebibytes, milliseconds
 from bench.models.summary import FORMAT
@@ -37,9 +40,11 @@ MARKERS = "<!-- models: begin -->", "<!-- models: end -->"
 def section(docs: Sequence[Document], losses_path: str) -> str:
     """What stands between the markers: what is compared, and the table of each document."""
     parts = [wrapped(about(docs[0]))]
+    extra = wrapped(about_beside(docs))
+    parts += [extra] if extra else []
     for doc in docs:
         parts.append(wrapped(f"{threads_of(doc).capitalize()}, {extent_of(doc)}"))
-        parts.append(groups_table(doc["groups"]))
+        parts.append(groups_table(doc["groups"], measured_in(docs)))
     parts.append(losses_link(docs, "sizes", losses_path))
     return "\n\n".join(parts)
 
@@ -54,10 +59,25 @@ def about(doc: Document) -> str:
         "at most 1e-4 of the largest output. MiniLM and PP-OCR have trained weights, the others "
         "random ones. A loss counts when even the upper 95 % bound of its ratio is below the "
         "floor; sizes in doubt are measured again with three times the rounds, as far as the time "
-        "allows; means are of first runs. Plain TVM has dynamic shapes too and was timed on the "
-        "smallest size. Build: seconds of the processor to import and compile a network, the "
-        "operator library being in its cache. Memory: the most that a process that runs all sizes "
-        "holds, without what it held before the network was loaded."
+        "allows; means are of first runs. Build: seconds of the processor to import and compile a "
+        "network, the operator library being in its cache. Memory: the most that a process that "
+        "runs all sizes holds, without what it held before the network was loaded."
+    )
+
+
+def measured_in(docs: Sequence[Document]) -> list[Beside]:
+    """The peers besides onnxruntime that any of ``docs`` has."""
+    found = {name for doc in docs for group in doc["groups"] for name in group["vs"]}
+    return [peer for peer in BESIDE if peer.engine in found]
+
+
+def about_beside(docs: Sequence[Document]) -> str:
+    """On which sizes these were measured."""
+    versions = docs[0]["versions"]
+    return " ".join(
+        f"{peer.title} {versions.get(peer.package, '')} has dynamic shapes too, and was timed on "
+        f"{peer.where}."
+        for peer in measured_in(docs)
     )
 
 
@@ -69,8 +89,8 @@ def extent_of(doc: Document) -> str:
     return f"{text}. {doc['remark']}" if doc.get("remark") else f"{text}."
 
 
-def groups_table(groups: Sequence[dict[str, Any]]) -> str:
-    """One line a network: what was to be reached, and what was."""
+def groups_table(groups: Sequence[dict[str, Any]], peers: Sequence[Beside]) -> str:
+    """One line a network: what was to be reached, and what was; ``peers`` have columns too."""
     lines = [
         [
             one["title"],
@@ -81,14 +101,15 @@ def groups_table(groups: Sequence[dict[str, Any]]) -> str:
             str(one["slower"]),
             str(one["losses_that_count"]),
             number(one["worst"]),
-            number(one["vs"].get(PLAIN)),
+            *(number(one["vs"].get(peer.engine)) for peer in peers),
             build_seconds(one),
             *(mebibytes(one, engine) for engine in (OURS, ORT)),
         ]
         for one in groups
     ]
     titles = ["network", "sizes", "vs onnxruntime", "target", "met", "slower", "losses that count"]
-    titles += ["worst", "vs plain TVM", "build, s", "memory, MiB", "onnxruntime's"]
+    titles += ["worst", *(f"vs {peer.title}" for peer in peers)]
+    titles += ["build, s", "memory, MiB", "onnxruntime's"]
     return markdown(titles, lines)
 
 
@@ -102,20 +123,17 @@ def losses_page(docs: Sequence[Document]) -> str:
     )
     parts = ["# Sizes at which onnxruntime is faster", wrapped(how)]
     for doc in docs:
-        slower = losses(doc["rows"])
-        counted = sum(row["loss"] for row in slower)
-        parts.append(f"## {threads_of(doc).capitalize()}")
-        parts.append(wrapped(f"Measured were {extent_of(doc)}"))
-        parts.append(f"{len(slower)} sizes are slower, of which {counted} count.")
         titles = ["counts", "network and size", "ratio", "95 % bounds", "rounds", "ms"]
-        if slower:
-            lines = [loss_line(row) for row in slower]
-            parts.append(markdown([*titles, "onnxruntime's ms"], lines))
+        peers = measured_in([doc])
+        titles += ["onnxruntime's ms", *(f"vs {peer.title}" for peer in peers)]
+        line = functools.partial(loss_line, peers=peers)
+        parts += losses_of(doc, "sizes are slower", titles, line, extent_of(doc))
+        parts += [wrapped(faster(doc, peer)) for peer in peers]
     return "\n\n".join(parts) + "\n"
 
 
-def loss_line(row: Row) -> list[str]:
-    """The cells of one loss."""
+def loss_line(row: Row, peers: Sequence[Beside]) -> list[str]:
+    """The cells of one loss; ``peers`` have one each."""
     return [
         "yes" if row["loss"] else "",
         row["key"],
@@ -123,7 +141,16 @@ def loss_line(row: Row) -> list[str]:
         bounds(row["vs_best_bounds"]),
         str(row["rounds"]),
         *(milliseconds(row, engine) for engine in (OURS, ORT)),
+        *(number(row["vs"].get(peer.engine)) for peer in peers),
     ]
+
+
+def faster(doc: Document, peer: Beside) -> str:
+    """At which of the sizes that it was measured on a peer other than onnxruntime is faster."""
+    ratios = {row["key"]: row["vs"][peer.engine] for row in doc["rows"] if peer.engine in row["vs"]}
+    slower = [f"{key} ({number(ratio)})" for key, ratio in ratios.items() if ratio < 1]
+    start = f"{peer.title} was measured on {len(ratios)} sizes, and is faster at "
+    return start + (", ".join(slower) or "none") + "."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from bench.gemm.run import Effort
 from bench.gemm.threads.crew import Crew, Library
 from bench.gemm.threads.libraries import worker_environment
 from bench.gemm.threads.passes import about, check_machine, measure_each, to_do
-from bench.models.build import BESIDE_PLAIN, COMPILED, ORT, OURS, PLAIN, Artifact, build_missing
-from bench.models.cases import Case, smallest
+from bench.models.beside import Beside, chosen
+from bench.models.build import COMPILED, ORT, OURS, Artifact, build_missing
+from bench.models.cases import Case
 from bench.models.memory import of_engine
 from bench.models.summary import in_doubt, rows_of
 
 FIRST_SHARE = 0.75  # of the budget, for the first runs
-PLAIN_ROUNDS = 2
 
 
 def prepare(
@@ -43,12 +43,18 @@ def prepare(
     """
     networks = list(dict.fromkeys(case.network for case in cases))
     environment = worker_environment(os.environ, threads)
-    with console.status(f"compiling {', '.join(networks)}"):
+    with console.status(f"compiling {', '.join(networks)}") as status:
         compiled = [name for name in COMPILED if name in engines]
-        seconds = build_missing(compiled, networks, threads, folder, environment)
+
+        def show(what: str) -> None:
+            status.update(f"compiling {what}")
+
+        seconds = build_missing(compiled, networks, threads, folder, environment, show)
     for name, found in seconds.items():
         if "failed" in found:
             console.print(f"[red]{name}: {found['failed']}", highlight=False)
+        elif "graphs" in found:
+            console.print(f"{name}: {graphs_of(found)}", highlight=False)
     failed = {
         name.split()[1] for name, found in seconds.items() if OURS in name and "failed" in found
     }
@@ -80,8 +86,8 @@ def run(
     console: Console,
     stop: float = math.inf,
 ) -> bool:
-    """Fill ``journal`` with ``cases``, with second runs of those that are in doubt, and with plain
-    TVM on the smallest case of each network.
+    """Fill ``journal`` with ``cases``, with second runs of those that are in doubt, and with the
+    peers of `bench.models.beside` on few of them.
 
     Runs that the journal has are not made again. No case is begun that would take longer than
     ``stop`` seconds from now; returns whether all were measured. Raises RuntimeError when this
@@ -89,22 +95,23 @@ def run(
     """
     check_machine(threads)
     start = time.monotonic()
-    few = smallest(cases) if PLAIN in engines else []
-    slow = to_do(few, (), journal, threads, BESIDE_PLAIN)
-    if not slow and not left_of(cases, journal, threads):
+    few = {peer: todo_beside(peer, cases, journal, threads) for peer in chosen(engines)}
+    if not any(few.values()) and not left_of(cases, journal, threads):
         return True
-    libraries = [
-        Library(name, (name,), command=command(threads, name, folder))
-        for name in (OURS, ORT, PLAIN)
-        if name in engines or name == OURS
-    ]
+    environment = worker_environment(os.environ, threads)
+    libraries = {
+        name: Library(name, (name,), command=command(threads, name, folder))
+        for name in (OURS, *engines)
+    }
     whole = True
     with contextlib.ExitStack() as stack:
         with console.status(f"starting the processes for {threads} threads"):
-            crew = Crew(libraries[:2], worker_environment(os.environ, threads), threads)
+            first = [libraries[name] for name in (OURS, ORT) if name in libraries]
+            crew = Crew(first, environment, threads)
             stack.enter_context(crew)
         check(crew)
-        journal.note(threads, {**about(crew, threads), **noted})
+        facts = {**about(crew, threads), **noted}
+        journal.note(threads, facts)
         for earlier, share in enumerate((FIRST_SHARE, 1.0)):
             left = [
                 case for case, runs in left_of(cases, journal, threads).items() if runs == earlier
@@ -115,27 +122,42 @@ def run(
             whole &= measure_each(
                 crew, work, part, threads, journal, console, ours=OURS, end=start + stop
             )
-    if not slow:
-        return whole
-    with Crew(
-        [libraries[0], libraries[-1]], worker_environment(os.environ, threads), threads
-    ) as crew:
-        check(crew)
-        part = replace(effort, rounds=PLAIN_ROUNDS, fewest=PLAIN_ROUNDS, budget=math.inf)
-        work = {case: 10 + case.flops / 0.05e9 for case in slow}
-        whole &= measure_each(
-            crew,
-            work,
-            part,
-            threads,
-            journal,
-            console,
-            ours=OURS,
-            title="plain TVM: ",
-            mode=BESIDE_PLAIN,
-            end=start + stop,
-        )
+    for peer, missing in few.items():
+        if not missing:
+            continue
+        with Crew([libraries[OURS], libraries[peer.engine]], environment, threads) as crew:
+            check(crew)
+            found = about(crew, threads)
+            for name in ("candidates", "absent", "pools", "versions"):
+                facts[name] = {**facts[name], **found[name]}
+            journal.note(threads, facts)
+            whole &= measure_each(
+                crew,
+                {case: peer.expected_seconds(case) for case in missing},
+                peer.effort(effort),
+                threads,
+                journal,
+                console,
+                ours=OURS,
+                title=f"{peer.title}: ",
+                mode=peer.mode,
+                patience=peer.patience,
+                end=start + stop,
+            )
     return whole
+
+
+def todo_beside(
+    peer: Beside, cases: Sequence[Case], journal: Journal, threads: int
+) -> dict[Case, int]:
+    """The cases of a pass that the journal lacks."""
+    return to_do(peer.cases(cases), (), journal, threads, peer.mode)
+
+
+def graphs_of(built: Mapping[str, Any]) -> str:
+    """How often torch compiled a network, in words."""
+    seconds = f"{built['processor']:.0f} s of the processor"
+    return f"{built['graphs']} graphs for {built['sizes']} sizes, {seconds}"
 
 
 def check(crew: Crew) -> None:

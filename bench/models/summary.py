@@ -9,7 +9,8 @@ from typing import Any
 from bench import measure
 from bench.gemm.journal import Journal, Measured
 from bench.gemm.summary import Row, losses, mean
-from bench.models.build import BESIDE_PLAIN, ORT, OURS, PLAIN
+from bench.models.beside import BESIDE
+from bench.models.build import ORT, OURS
 from bench.models.cases import GROUPS, Group
 
 FORMAT = 1
@@ -22,8 +23,9 @@ def document(journal: Journal, threads: int) -> dict[str, Any]:
     rows = rows_of(journal, threads)
     if not rows:
         raise ValueError(f"the journal holds no size of {threads} threads")
-    for one in journal.measured(threads, BESIDE_PLAIN):
-        add_plain(rows, one)
+    for peer in BESIDE:
+        for one in journal.measured(threads, peer.mode):
+            add_beside(rows, one, peer.engine)
     slower = losses(rows)
     lost = [row["key"] for row in slower]
     groups = [group for one in GROUPS.values() if (group := summed(one, rows, note)) is not None]
@@ -73,13 +75,13 @@ def summarise(measured: Measured, threads: int) -> Row:
     return row
 
 
-def add_plain(rows: Sequence[Row], measured: Measured) -> None:
-    """Plain TVM's ratio in the row of its case."""
+def add_beside(rows: Sequence[Row], measured: Measured, engine: str) -> None:
+    """The ratio of a peer that was measured in a pass of its own, in the row of its case."""
     for row in rows:
         if row["key"] == measured.shape.key:
-            if PLAIN in measured.seconds:
-                pair = measured.seconds[PLAIN], measured.seconds[OURS]
-                row["vs"][PLAIN] = measure.paired_ratio(*pair).median
+            if engine in measured.seconds:
+                pair = measured.seconds[engine], measured.seconds[OURS]
+                row["vs"][engine] = measure.paired_ratio(*pair).median
             row["absent"].update(measured.absent)
 
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from bench import measure
 from bench.engines import Engine, as_arrays, load_tvm, relative_error, run_onnxruntime
-from bench.gemm.peers import Run
+from bench.gemm.peers import Run, reason_of
 from bench.gemm.threads.link import connection_of
 from bench.gemm.threads.protocol import Described
-from bench.models.build import ORT, OURS, PLAIN, Artifact
+from bench.models.build import ORT, OURS, PLAIN, TORCH, Artifact
 from bench.models.cases import Case
 from bench.models.zoo import NETWORKS, Feed
 
@@ -29,6 +29,7 @@ MODES = {
     OURS: "relax.VirtualMachine, one executable for all sizes",
     ORT: "InferenceSession.run, default settings",
     PLAIN: "TVM's default pipeline, one executable for all sizes",
+    TORCH: "torch.compile, dynamic shapes, frozen weights, scaled_dot_product_attention",
 }
 
 
@@ -51,13 +52,21 @@ class Candidates:
 
     def prepare(self, case: Case, _seed: int) -> tuple[dict[str, Run], dict[str, str]]:
         """A call on the inputs of ``case``, or why there is none."""
-        self._load(case.network)
+        try:
+            self._load(case.network)
+        except Exception as error:  # the others go on
+            self._network = ""
+            return {}, {self._engine: reason_of(error)}
         assert self._loaded is not None and self._reference is not None
         feed = NETWORKS[case.network].feed(*case.size)
         run: Callable[[], Any] = self._loaded.prepare(feed)
-        error = error_against(self._reference, feed, as_arrays(run()))
-        if not error <= TOLERANCE:
-            reason = f"error {error:.1e} of the largest output is above {TOLERANCE:.0e}"
+        try:
+            found = as_arrays(run())
+        except Exception as error:  # this size is not measured
+            return {}, {self._engine: reason_of(error)}
+        difference = error_against(self._reference, feed, found)
+        if not difference <= TOLERANCE:
+            reason = f"error {difference:.1e} of the largest output is above {TOLERANCE:.0e}"
             return {}, {self._engine: reason}
         return {self._engine: run}, {}
 
@@ -76,7 +85,14 @@ class Candidates:
 
 
 def load_artifact(artifact: Artifact) -> Engine:
-    """What was compiled for an engine."""
+    """What was compiled for an engine; raises RuntimeError where that failed."""
+    if not artifact.seconds.exists():
+        failed = artifact.failure.exists()
+        raise RuntimeError(artifact.failure.read_text() if failed else "it was not compiled")
+    if artifact.engine == TORCH:
+        from bench.models.torch_compiled import load
+
+        return load(artifact)
     return load_tvm(artifact.engine, artifact.library, artifact.inputs)
 
 

@@ -95,8 +95,8 @@ def add_dim(found: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=SIZE",
         help="fix a dynamic dimension, by its name or as INPUT:AXIS; NAME=A:B promises sizes from "
-        "A to B, NAME=A:B:STEP multiples of STEP among them, NAME=OTHER gives it another name; may "
-        "be repeated",
+        "A to B, NAME=A:B:STEP multiples of STEP among them, NAME=A:B:STEP:LIKELY tells a likely "
+        "one, NAME=OTHER gives it another name; may be repeated",
     )
 
 
@@ -108,8 +108,10 @@ def dimension(text: str) -> tuple[str, int | str | Range]:
     if size.isidentifier():
         return name, size
     numbers = [positive(each) for each in size.split(":")]
-    if len(numbers) > 3:
-        raise argparse.ArgumentTypeError(f"must be NAME=A:B or NAME=A:B:STEP, not {text!r}")
+    if len(numbers) > 4:
+        raise argparse.ArgumentTypeError(
+            f"must be NAME=A:B, NAME=A:B:STEP or NAME=A:B:STEP:LIKELY, not {text!r}"
+        )
     if len(numbers) == 1:
         return name, numbers[0]
     return name, _range(numbers)
@@ -119,7 +121,8 @@ def _range(numbers: list[int]) -> Range:
     from relax_passes import Range
 
     try:
-        return Range(numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else 1)
+        smallest, largest, *more = numbers
+        return Range(smallest, largest, more[0] if more else 1, tuple(more[1:]))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("Range: ")) from error
 

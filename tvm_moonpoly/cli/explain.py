@@ -25,6 +25,8 @@ moonpoly explain matmul 1 4096 4096 --target x86-64-v3 --json
 moonpoly explain matmul 300 4096 4096 --target nvidia-a100 --transposed
 """
 
+OPERATOR, CONVOLUTION = "matmul", "conv2d"
+
 #: Types whose products are computed in float32, after a conversion; and those in plain loops.
 CONVERTED = ("float16", "bfloat16")
 PLAIN = ("int8", "int32", "int64", "float64")
@@ -35,10 +37,11 @@ LARGEST = (1 << 31) - 1
 
 def main(arguments: Sequence[str]) -> int:
     """Print the plan of one shape; returns the exit code."""
-    if arguments and arguments[0] == "conv2d":
+    if CONVOLUTION in arguments:
         from tvm_moonpoly.cli import explain_conv
 
-        return explain_conv.main(arguments[1:])
+        at = arguments.index(CONVOLUTION)
+        return explain_conv.main([*arguments[:at], *arguments[at + 1 :]])
     if any(each.lower().endswith(".onnx") for each in arguments):
         from tvm_moonpoly.cli import explain_model
 
@@ -90,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "operator",
-        choices=["matmul"],
+        type=_operator,
+        metavar="OPERATOR",
         help="matmul; or conv2d, see explain conv2d -h; or a model, see explain x.onnx -h",
     )
     for name, what in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A")):
@@ -121,6 +125,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--json", action="store_true", help="print JSON; times in picoseconds")
     return found
+
+
+def _operator(text: str) -> str:
+    if text != OPERATOR:
+        raise argparse.ArgumentTypeError(
+            f"must be {OPERATOR}, {CONVOLUTION} or a model (a file that ends in "
+            f".onnx), not {text!r}"
+        )
+    return text
 
 
 def _say_plain(options: argparse.Namespace) -> int:

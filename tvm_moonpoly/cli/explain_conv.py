@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tvm_moonpoly.cli import output, targets
 from tvm_moonpoly.cli.command import parser, positive
 
+if TYPE_CHECKING:
+    from tvm_moonpoly.cli.measure_conv import ConvMeasurement
+    from tvm_moonpoly.explanation_conv import ConvExplanation
+
 EXAMPLES = """
 moonpoly explain conv2d 1 56 56 64 64 --kernel 3 3 --padding 1 1 1 1
 moonpoly explain conv2d 1 224 224 3 64 --kernel 7 7 --strides 2 2 --padding 3 3 3 3 --threads 1
+moonpoly explain conv2d 1 56 56 64 64 --kernel 3 3 --padding 1 1 1 1 --measure
 moonpoly explain conv2d 8 14 14 256 1024 --json
 """
 
@@ -19,6 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     """Print the plan of one convolution; returns the exit code."""
     usage = _parser()
     options = usage.parse_args(arguments)
+    # TVM reads it when its thread pool starts
+    if options.threads is not None:
+        os.environ.setdefault("TVM_NUM_THREADS", str(options.threads))
     from tvm_moonpoly import explanation_conv
     from tvm_moonpoly.operators.conv_constants import ConvSpec
 
@@ -41,11 +51,22 @@ def main(arguments: Sequence[str]) -> int:
     found = explanation_conv.explained_conv2d(
         options.n, options.h, options.w, spec, target, options.threads, half
     )
+    measured = _measured(found, target) if options.measure else None
     if options.json:
-        output.print_json({"dtype": options.dtype, **found.to_json()})
+        document = {"dtype": options.dtype, **found.to_json()}
+        output.print_json(document if measured is None else {**document, **measured.to_json()})
     else:
-        output.say_lines(output.console(), explanation_conv.text(found))
+        console = output.console()
+        output.say_lines(console, explanation_conv.text(found))
+        for line in [] if measured is None else measured.verdict():
+            output.say(console, line)
     return 0
+
+
+def _measured(found: ConvExplanation, target: Any) -> ConvMeasurement:
+    from tvm_moonpoly.cli import measure_conv
+
+    return measure_conv.measured(found, target)
 
 
 def _not_negative(text: str) -> int:
@@ -88,5 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--threads", type=targets.threads, help="threads (default: all cores)")
     targets.add_option(found, gpus=False)
+    found.add_argument(
+        "--measure",
+        action="store_true",
+        help="time it here, where it is by Winograd's algorithm also without",
+    )
     found.add_argument("--json", action="store_true", help="print JSON; times in picoseconds")
     return found

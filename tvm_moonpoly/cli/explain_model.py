@@ -89,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "explain",
         "What an ONNX model is compiled to: what each pass changed, what is known of its sizes, "
         "the memory of a call, and the time of each function, in plain TVM and here. Times and "
-        "bytes need the sizes of a call (--dims), unless the model has no dynamic dimensions.",
+        "bytes need the sizes of a call (--dims), unless the model has no dynamic dimensions, or a "
+        "likely size of each is told (--dim).",
         EXAMPLES,
     )
     found.add_argument("model", type=Path, help="the ONNX model")
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_sizes,
         metavar="NAME=SIZE,...",
         help="the size of each dynamic dimension in the call that is measured, by its name or as "
-        "INPUT:AXIS; they stay dynamic",
+        "INPUT:AXIS, where it is not the likely one; they stay dynamic",
     )
     compile_command.add_dim(found)
     found.add_argument(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_moonpoly.cli import output
+from tvm_moonpoly.cli import log_contents, output
 from tvm_moonpoly.cli.command import UserError, parser
 
 if TYPE_CHECKING:
@@ -90,20 +90,25 @@ def _show(options: argparse.Namespace) -> int:
 
     log = chosen(options.log)
     if options.json:
-        output.print_json({**_header(log), "entries": [dict(entry) for entry in log.entries]})
+        output.print_json(
+            {**log_contents.header(log), "entries": [dict(entry) for entry in log.entries]}
+        )
         return 0
     console = output.console()
-    output.print_pairs(console, [(name, _plain(value)) for name, value in _header(log).items()])
+    output.print_pairs(
+        console,
+        [(name, log_contents.plain(value)) for name, value in log_contents.header(log).items()],
+    )
     if log.of_gpu:
         from tvm_moonpoly.cli import gpu_log_files
 
         console.print(output.table(gpu_log_files.COLUMNS, gpu_log_files.rows_of(log)))
         return 0
-    kernels, others = _split(log)
-    columns = ["rows", "vectors", "operands", "decisions", *_TASKS]
+    kernels, others = log_contents.split(log)
+    columns = ["rows", "vectors", "operands", "decisions", *log_contents.TASKS]
     console.print(output.table(columns, kernels))
     for entry in others:
-        line = ", ".join(f"{name} {_plain(value)}" for name, value in entry.items())
+        line = ", ".join(f"{name} {log_contents.plain(value)}" for name, value in entry.items())
         output.say(console, line)
     return 0
 
@@ -134,9 +139,9 @@ def _validate(options: argparse.Namespace) -> int:
 
     log, _ = checked(stored_bytes(options.log), options.log)
     if options.json:
-        output.print_json({**_header(log), "entries": len(log.entries)})
+        output.print_json({**log_contents.header(log), "entries": len(log.entries)})
     else:
-        told = _in_words(log, f"{len(log.entries)} entries")
+        told = log_contents.in_words(log, f"{len(log.entries)} entries")
         output.say(output.console(), f"{options.log}: in order, {told}")
     return 0
 
@@ -164,9 +169,11 @@ def _written(
         return 1  # and has said why
     count = sum(str(entry.get("kind")).endswith("kernel") for entry in log.entries)
     if options.json:
-        output.print_json({**_header(log), "path": str(path), "kernels": count})
+        output.print_json({**log_contents.header(log), "path": str(path), "kernels": count})
     else:
-        output.say(output.console(), f"wrote {_in_words(log, f'{count} kernels')} to {path}")
+        output.say(
+            output.console(), f"wrote {log_contents.in_words(log, f'{count} kernels')} to {path}"
+        )
     return 0
 
 
@@ -195,78 +202,3 @@ def _clear(options: argparse.Namespace) -> int:
 
 def _count(paths: Sequence[Path]) -> str:
     return "1 log" if len(paths) == 1 else f"{len(paths)} logs"
-
-
-def _in_words(log: TuningLog, size: str) -> str:
-    """A log in a few words, ``size`` being how much it holds."""
-    parts = [log.instructions, size]
-    if log.of_gpu:
-        from tvm_moonpoly.cli import gpu_log_files
-
-        parts.append(gpu_log_files.status(log))
-    return f"the log of {log.machine_name} ({', '.join(parts)})"
-
-
-def _header(log: TuningLog) -> dict[str, Any]:
-    # the log's own account of its machine may have fields of any name
-    shown = {"origin": log.origin, **log.machine}
-    if log.of_gpu:
-        from tvm_moonpoly.cli import gpu_log_files
-
-        shown["costs"] = gpu_log_files.status(log)
-        if isinstance(log.header.get("measured_on"), dict):
-            shown["measured on"] = log.header["measured_on"]
-    return shown | {
-        "origin": log.origin,
-        "needs": sorted(log.needs),
-        "written by": dict(log.versions) or "unknown",
-    }
-
-
-def _split(log: TuningLog) -> tuple[list[list[Any]], list[dict[str, Any]]]:
-    """The kernels as rows of a table, and all other entries."""
-    kernels, others = [], []
-    for entry in log.entries:
-        record = entry.get("record")
-        if entry.get("kind") != "kernel" or not isinstance(record, dict):
-            others.append(dict(entry))
-            continue
-        decisions = record.get("decisions") or {}
-        kernels.append(
-            [
-                record.get("mr"),
-                record.get("nv"),
-                _operands(record),
-                _plain(decisions) or "-",
-                *_costs(entry),
-            ]
-        )
-    return kernels, others
-
-
-#: The tasks whose costs are shown, of 384 steps.
-_TASKS = ("ps, all in L1", "ps, B from memory")
-
-
-def _operands(record: Any) -> str:
-    if record.get("packed_a"):
-        return "packed A"
-    return "B in place" if record.get("in_place_b") else "plain"
-
-
-def _costs(entry: Any) -> list[Any]:
-    """The costs of `_TASKS`; a dash where the entry, which may be anything, does not tell."""
-    from tvm_moonpoly.costmodel.tables import RESIDENCIES, TRIPS, Level, Residency
-
-    at = TRIPS.index(384)
-    places = [RESIDENCIES.index(Residency(Level.L1, b)) for b in (Level.L1, Level.MEMORY)]
-    try:
-        return [_plain(entry["alone"][place][at]) for place in places]
-    except (IndexError, KeyError, TypeError):
-        return ["-", "-"]
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {inner}" for name, inner in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,13 +1,11 @@
 """Timing the plans of one product side by side.
 
-The plans take turns, round by round, so that what disturbs the machine disturbs them all. The
-best plan is picked on half of the rounds and compared with the chosen one on the other half:
+The best plan is picked on half of the rounds and compared with the chosen one on the other half:
 otherwise the luckiest would look better than it is.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +16,14 @@ from rich.table import Table
 from tvm.target import Target
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.cli import output
-from tvm_moonpoly.cli.command import UserError
+from tvm_moonpoly.cli import output, timing
+from tvm_moonpoly.cli.timing import BUDGET, filled
 from tvm_moonpoly.explanation import Explanation, name
 from tvm_moonpoly.explanation_text import cells
 from tvm_moonpoly.operators import LINEAR, encode_axes
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
-from tvm_moonpoly.operators.operator_library import runs_here
 from tvm_moonpoly.planner.plan import BMode, Plan
 from tvm_moonpoly.planner.spec import Choice
-
-ROUNDS = 8
-
-#: Seconds that one plan is timed in one round, and that all of it should take.
-SECONDS, BUDGET = 0.003, 20.0
 
 #: Calls of each plan that it takes to compare them: two to warm up, and two rounds.
 LEAST_CALLS = 4
@@ -39,9 +31,6 @@ LEAST_CALLS = 4
 #: Plans that are predicted to cost more than this many times the best one are left out, unless
 #: they are among the first.
 SLOWEST, ALWAYS = 2.0, 5
-
-#: Bytes of operands that are made.
-MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -102,10 +91,7 @@ class Measurement:
                 f"one takes {self.loss:+.1%} (picked on half of the rounds, compared on the others)"
             )
         if self.wall is not None:
-            lines.append(
-                f"the whole call, planned for {self.found.plan.workers} threads, of which TVM has "
-                f"{self.threads}: {self.wall / 1e6:.2f} us by the clock on the wall"
-            )
+            lines.append(timing.whole_call(self.wall, self.found.plan.workers, self.threads))
         return lines
 
 
@@ -115,22 +101,16 @@ def measured(found: Explanation, target: Target) -> Measurement:
     Raises UserError when code for ``target`` does not run here, or the operands are too large.
     """
     product, machine = found.product, found.machine
-    if not runs_here(machine):
-        raise UserError(f"--measure: code for {machine.mcpu} does not run here")
     m, n, k = product.m, product.n, product.k
     plans = [choice.plan for choice in _worth_timing(found)]
     # and each plan's table, with an entry for each number of rows
     taken = product.batch * (m * k + n * k + m * n) * 4 + len(plans) * m * 8
-    if taken > MOST_BYTES:
-        raise UserError(
-            f"--measure: the operands take {output.size(taken)}, more than "
-            f"{output.size(MOST_BYTES)}"
-        )
+    timing.require_measurable(machine, taken)
     with output.working(f"measuring {len(plans)} plans"):
         module = operators.library(target).module
         call = _calls(module, found)
-        times = interleaved([call(plan) for plan in plans]) / product.batch
-        wall = after_a_pause(call(found.plan)) if found.plan.workers > 1 else None
+        times = timing.interleaved([call(plan) for plan in plans]) / product.batch
+        wall = timing.after_a_pause(call(found.plan)) if found.plan.workers > 1 else None
     best = int(np.argmin(np.median(times[::2], axis=0)))
     others = np.median(times[1::2], axis=0)
     return Measurement(
@@ -139,7 +119,7 @@ def measured(found: Explanation, target: Target) -> Measurement:
         best,
         float(others[0] / others[best] - 1),
         wall,
-        min(found.plan.workers, int(tvm.get_global_func("runtime.NumThreads")())),
+        timing.threads_of(found.plan.workers),
     )
 
 
@@ -153,49 +133,14 @@ def _worth_timing(found: Explanation) -> list[Choice]:
     return list(found.ranked)
 
 
-def interleaved(calls: list[Callable[[], object]]) -> np.ndarray:
-    """Picoseconds of each call in this thread: (rounds, calls), rounds an even number."""
-    once = np.array([_timed(call, 1) for call in calls for _ in range(2)]).reshape(-1, 2)[:, 1]
-    repeats = np.maximum(SECONDS / np.maximum(once, 1e-7), 1).astype(int)
-    rounds = int(np.clip(BUDGET / max(float(once @ repeats), 1e-9), 2, ROUNDS)) // 2 * 2
-    times = [
-        [_timed(call, int(repeat)) for call, repeat in zip(calls, repeats, strict=True)]
-        for _ in range(rounds)
-    ]
-    return np.array(times) * 1e12
-
-
-def after_a_pause(call: Callable[[], object], seconds: float = 0.5) -> float:
-    """Picoseconds of one call by the wall clock, other work in between: the median.
-
-    A thread pool answers faster when it is called again at once than it does in a model.
-    """
-    call()
-    times: list[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < 5 or time.monotonic() < end:
-        time.sleep(0.0002)
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)) * 1e12
-
-
-def _timed(call: Callable[[], object], repeat: int) -> float:
-    start = time.thread_time()
-    for _ in range(repeat):
-        call()
-    return (time.thread_time() - start) / repeat
-
-
 def _calls(module: Any, found: Explanation) -> Callable[[Plan], Callable[[], object]]:
     """What makes a call of all products by a plan. All plans get the same operands: with dozens of
     plans, operands of their own would fill the memory."""
     m, n, k = found.product.m, found.product.n, found.product.k
     lanes, batch = found.machine.lanes, found.product.batch
     if found.product.b_mode == BMode.PREPACKED:
-        x, out = _filled(m, k), _filled(m, n)
-        packed, bias = _filled(-(-n // lanes), k, lanes), _filled(-(-n // lanes) * lanes)
+        x, out = filled(m, k), filled(m, n)
+        packed, bias = filled(-(-n // lanes), k, lanes), filled(-(-n // lanes) * lanes)
         linear = module[LINEAR]
 
         def of_weights(plan: Plan) -> Callable[[], object]:
@@ -203,7 +148,7 @@ def _calls(module: Any, found: Explanation) -> Callable[[Plan], Callable[[], obj
             return lambda: linear(x, packed, bias, table, None, 0, out)
 
         return of_weights
-    a, b, c = _filled(batch, m, k), _filled(batch, k, n), _filled(batch, m, n)
+    a, b, c = filled(batch, m, k), filled(batch, k, n), filled(batch, m, n)
     axes, matmul = encode_axes((0, 1, 2)), module[MATMUL_PLANNED]
 
     def of_both(plan: Plan) -> Callable[[], object]:
@@ -211,8 +156,3 @@ def _calls(module: Any, found: Explanation) -> Callable[[Plan], Callable[[], obj
         return lambda: matmul(a, b, axes, axes, axes, None, word, c)
 
     return of_both
-
-
-def _filled(*shape: int) -> Any:
-    # the values do not matter, only that they are normal numbers
-    return tvm.runtime.tensor(np.full(shape, 0.5, np.float32))

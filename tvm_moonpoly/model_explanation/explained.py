@@ -21,7 +21,7 @@ from .changes import Change, changes
 from .measured import Key, Profile, profile
 from .memory import Memory, planned_memory
 from .predicted import predicted
-from .sizes import Inputs, made_inputs, sizes_of_call
+from .sizes import Inputs, are_likely, made_inputs, sizes_of_call
 
 #: The passes that make loops of operators: what comes before them are calls of packed functions.
 LEGALIZE = ("LegalizeAroundViews", "LegalizeOps")
@@ -65,15 +65,17 @@ def explained_model(
     """Compile `mod`, whose function `main` takes `inputs` (name, dtype and sizes of each), with
     all passes but those `without`; to `compare`, with TVM's own passes alone as well.
 
-    With `sizes` of all dynamic dimensions, or where there are none, memory is in bytes and times
-    are predicted; to `measure`, functions are called, which must be able to run here.
+    With `sizes` of all dynamic dimensions that have no likely size, or where all have one, memory
+    is in bytes and times are predicted; to `measure`, functions are called, which must be able to
+    run here.
 
     Raises SizeError for sizes that do not fit, and ValueError for passes that cannot be left out.
     """
     known: Mapping[str, int] | None = None
     operands: list[np.ndarray] | None = None
-    if sizes is not None or all(isinstance(size, int) for _, _, s in inputs for size in s):
-        known = sizes_of_call(inputs, sizes or {}, promised(mod["main"]))
+    ranges = promised(mod["main"])
+    if sizes is not None or are_likely(inputs, ranges):
+        known = sizes_of_call(inputs, sizes or {}, ranges)
         operands = made_inputs(inputs, known) if measure else None
     report, steps = Report(), list[Step]()
     ours = _compiled(

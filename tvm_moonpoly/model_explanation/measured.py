@@ -12,10 +12,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_moonpoly.operators import mapped_weights
+from tvm_moonpoly.operators.check import CHECK
+
 #: Seconds that the calls of one model should take, and how many there are at the least and most.
 BUDGET, FEWEST, MOST = 2.0, 3, 50
 
-MACHINE = ("vm.builtin.", "shape_func")  # allocation, checks and arithmetic of shapes, views
+# allocation, checks and arithmetic of shapes, views, addresses of weights
+MACHINE = ("vm.builtin.", "shape_func", CHECK, mapped_weights.NAME)
 
 Key = tuple[str, tuple[tuple[int, ...], ...]]
 

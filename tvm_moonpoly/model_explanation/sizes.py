@@ -37,7 +37,8 @@ def dynamic_dims(inputs: Inputs) -> dict[str, str]:
 def sizes_of_call(
     inputs: Inputs, given: Mapping[str, int], promised: Mapping[str, Range]
 ) -> dict[str, int]:
-    """The size of each dynamic dimension, from `given`, whose keys are names or INPUT:AXIS.
+    """The size of each dynamic dimension, from `given`, whose keys are names or INPUT:AXIS, or
+    else the first one that is promised to be likely.
 
     Raises SizeError for names that are none, sizes that are missing, and broken promises.
     """
@@ -58,10 +59,19 @@ def sizes_of_call(
             raise SizeError(f"{name!r} is given as {found[name]} and as {size}")
         if name in promised and size not in promised[name]:
             raise SizeError(f"{name!r} must be {promised[name]}, not {size}")
+    for name in dynamic:
+        likely = promised[name].likely if name in promised else ()
+        if name not in found and likely:
+            found[name] = likely[0]
     missing = [name for name in dynamic if name not in found]
     if missing:
         raise SizeError(f"a size is missing for {', '.join(missing)}")
     return found
+
+
+def are_likely(inputs: Inputs, promised: Mapping[str, Range]) -> bool:
+    """Whether a likely size is known of each dynamic dimension: so it is where there are none."""
+    return all(name in promised and promised[name].likely for name in dynamic_dims(inputs))
 
 
 def value_of(expr: Expr | int, sizes: Mapping[str, int]) -> int | None:

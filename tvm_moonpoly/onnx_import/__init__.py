@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tvm_moonpoly.arguments import by_name, require
+
 from .errors import OnnxImportError, Problem
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ def import_onnx(
     Raises OnnxImportError, which names node, operator and reason, where a model cannot be
     imported; ValueError where `dims` does not fit it; OSError where a file cannot be read.
     """
+    import onnx
+
     from .load import load
 
-    return load(model, {} if dims is None else dims).module
+    known = isinstance(model, str | os.PathLike | onnx.ModelProto)
+    require(known, "model", "a path or an onnx.ModelProto", type(model))
+    return load(model, by_name("dims", dims)).module

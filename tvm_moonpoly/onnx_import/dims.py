@@ -1,37 +1,21 @@
-"""The dimensions of a model's inputs: names for all of them, and what the caller wants of them."""
+"""What the caller wants of the dimensions of a model's inputs."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from relax_passes.shape_promises import as_range
+from relax_passes.shape_promises import agreed, as_range
 from relax_passes.shape_range import Range
 
+from .inputs import Input
 from .symbolic import Size
-
-if TYPE_CHECKING:
-    import onnx
-
-#: What exporters write for a dimension that has no name; two of them need not be equal.
-NAMELESS = frozenset({"", "?", "None", "none", "-1"})
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input of the model: its sizes are numbers and names of dynamic dimensions, or
-    expressions of those (`past + 1`). `names` are those under which a caller finds each."""
-
-    name: str
-    sizes: tuple[int | str, ...]
-    names: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -42,45 +26,6 @@ class Shapes:
     ranges: Mapping[str, Range]
 
 
-def inputs_of(graph: onnx.GraphProto, constants: set[str]) -> list[Input]:
-    """The inputs that are tensors of known rank and no constants, every dimension with a name."""
-    named = _identifiers(graph, constants)
-    found = []
-    for value in graph.input:
-        if value.name in constants or not value.type.tensor_type.HasField("shape"):
-            continue
-        sizes: list[int | str] = []
-        names: list[tuple[str, ...]] = []
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            position = f"{value.name}:{axis}"
-            if dim.dim_value > 0:
-                sizes.append(dim.dim_value)
-                names.append((position,))
-            elif dim.dim_param in NAMELESS:
-                own = _identifier(f"{value.name}_{axis}")
-                sizes.append(own)
-                names.append((position, own))
-            else:
-                sizes.append(named[dim.dim_param])
-                names.append((position, dim.dim_param, named[dim.dim_param]))
-        found.append(Input(value.name, tuple(sizes), tuple(names)))
-    return found
-
-
-def with_shapes(graph: onnx.GraphProto, constants: set[str], dims: Mapping[str, Any]) -> None:
-    """Give inputs of unknown rank the one that the keys `NAME:0`, `NAME:1`, ... tell, in place."""
-    for value in graph.input:
-        if value.name in constants or value.type.tensor_type.HasField("shape"):
-            continue
-        rank = 0
-        while f"{value.name}:{rank}" in dims:
-            rank += 1
-        if rank:
-            shape = value.type.tensor_type.shape
-            for axis in range(rank):
-                shape.dim.add().dim_param = f"{value.name}_{axis}"
-
-
 def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
     """The shapes of `inputs` with what `dims` says of their dimensions.
 
@@ -88,7 +33,7 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
     and no range.
     """
     wanted = {name: _checked(name, value) for name, value in dims.items()}
-    ranges: dict[str, Range] = {}
+    ranges: dict[str, dict[str, Range]] = {}
     chosen: dict[tuple[str, int], int | str] = {}
     replaced: dict[str, int | str] = {}
     known: set[str] = set()
@@ -100,8 +45,7 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
                 continue
             value = wanted[name]
             if isinstance(size, int):
-                if value != size:
-                    raise ValueError(f"dims: {name!r} has the fixed size {size}, not {value!r}")
+                _require_fits(name, size, value)
                 known.add(name)
                 continue
             if isinstance(value, Range):
@@ -109,7 +53,7 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
                     raise ValueError(
                         f"dims: {name!r} is computed ({size}): give the ranges of its parts"
                     )
-                ranges[size] = ranges.get(size, Range()) & value
+                ranges.setdefault(size, {})[f"dims[{name!r}]"] = value
                 continue
             chosen[each.name, axis] = value
             if name != names[0]:
@@ -119,13 +63,16 @@ def symbolic_shapes(inputs: Sequence[Input], dims: Mapping[str, Any]) -> Shapes:
         raise ValueError(
             f"dims: no input has a dimension {unknown[0]!r}; dynamic are: {_shown(inputs)}"
         )
-    promised: dict[str, Range] = {}
-    for size, value in ranges.items():
-        new = replaced.get(size, size)
+    promises: dict[str, dict[str, Range]] = {}
+    for dimension, given in ranges.items():
+        new = replaced.get(dimension, dimension)
         if isinstance(new, str):
-            promised[new] = promised.get(new, Range()) & value
-        elif new not in value:
-            raise ValueError(f"dims: {size!r} has the size {new}, which is not {value}")
+            promises.setdefault(new, {}).update(given)
+            continue
+        for key, value in given.items():
+            if new not in value:
+                raise ValueError(f"dims: {dimension!r} has the size {new}, not {value} ({key})")
+    promised = {dimension: agreed(dimension, each) for dimension, each in promises.items()}
     variables: dict[str, Size] = {}
     shapes: dict[str, list[Size]] = {}
     for each in inputs:
@@ -153,6 +100,15 @@ def fixed(shapes: Shapes, name: str, size: int) -> Shapes:
     return Shapes(
         {each: [replaced(dim) for dim in dims] for each, dims in shapes.shapes.items()}, ranges
     )
+
+
+def _require_fits(name: str, size: int, value: int | str | Range) -> None:
+    """Raise unless `value` can be said of a dimension that is `size` in the model."""
+    if isinstance(value, str):
+        raise ValueError(f"dims: {name!r} has the fixed size {size}: it cannot be called {value!r}")
+    holds = size in value if isinstance(value, Range) else size == value
+    if not holds:
+        raise ValueError(f"dims: {name!r} has the fixed size {size}, not {value}")
 
 
 def _shown(inputs: Sequence[Input]) -> str:
@@ -212,50 +168,3 @@ def _evaluated(node: ast.expr, variable: Any) -> Size:
     if isinstance(node.op, ast.Sub):
         return a - b
     return a * b if isinstance(node.op, ast.Mult) else a // b
-
-
-def _identifiers(graph: onnx.GraphProto, constants: set[str]) -> dict[str, str]:
-    """What each name of a dimension becomes: TVM takes `dynamic-batch` for a difference.
-
-    Arithmetic on names that other dimensions have by themselves is kept as that.
-    """
-    names = {
-        dim.dim_param
-        for value in graph.input
-        if value.name not in constants
-        for dim in value.type.tensor_type.shape.dim
-        if dim.dim_param not in NAMELESS and dim.dim_value <= 0
-    }
-    plain = {name for name in names if name.isidentifier()}
-    found = {name: name for name in plain}
-    for name in sorted(names - plain):
-        if _is_arithmetic(name, plain):
-            found[name] = name.strip().replace("/", "//").replace("////", "//")
-            continue
-        fresh = _identifier(name)
-        while fresh in found.values():
-            fresh += "_"
-        found[name] = fresh
-    return found
-
-
-def _is_arithmetic(text: str, names: set[str]) -> bool:
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        return False
-    operators = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv)
-
-    def is_ours(node: ast.expr) -> bool:
-        if isinstance(node, ast.BinOp):
-            return isinstance(node.op, operators) and is_ours(node.left) and is_ours(node.right)
-        if isinstance(node, ast.Name):
-            return node.id in names
-        return isinstance(node, ast.Constant) and type(node.value) is int
-
-    return is_ours(tree)
-
-
-def _identifier(text: str) -> str:
-    fresh = re.sub(r"\W", "_", text)
-    return fresh if fresh[:1].isalpha() or fresh[:1] == "_" else f"dim_{fresh}"

@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,10 @@ from . import fold, operand_rules, shape_operators
 from .dims import Shapes
 from .errors import OnnxImportError, Problem, Unsupported
 from .known import MOST_ELEMENTS, Known
+from .materialize import materialized
 from .model import Opened, constant_value
 from .prepare import DEFAULT_DOMAINS, label, operator_name
-from .symbolic import Quotient, Size, Sizes, constant, expression
+from .symbolic import Size, Sizes, constant
 
 
 class Importer(ONNXGraphImporter):
@@ -68,7 +69,7 @@ class Importer(ONNXGraphImporter):
     def tensor(self, name: str) -> Expr:
         """The value `name` as a tensor."""
         if name not in self._nodes:
-            self._nodes[name] = self.materialized(self.known[name])
+            self._nodes[name] = materialized(self.bb, self.known[name])
         return self._nodes[name]
 
     def known_value(self, name: str) -> Known | None:
@@ -274,40 +275,12 @@ class Importer(ONNXGraphImporter):
                 self.known[name] = elements
         return True
 
-    def materialized(self, value: Known) -> Expr:
-        if value.is_constant:
-            return constant(value.constant())
-        if np.dtype(value.dtype).kind == "f":
-            parts = [_as_quotient(each) for each in value.elements]
-            above = self._integers([each.above for each in parts], value.array.shape, value.dtype)
-            if all(isinstance(each.below, int) and each.below == 1 for each in parts):
-                return above
-            below = self._integers([each.below for each in parts], value.array.shape, value.dtype)
-            return self.emit(relax.op.divide(above, below))
-        return self._integers(value.elements, value.array.shape, value.dtype)
-
-    def _integers(self, sizes: Sequence[Size], shape: tuple[int, ...], dtype: str) -> Expr:
-        vector = relax.ShapeExpr([expression(size) for size in sizes])
-        result = self.emit(relax.op.shape_to_tensor(vector))
-        if len(shape) != 1:
-            result = self.emit(relax.op.reshape(result, shape))
-        return result if dtype == "int64" else self.emit(relax.op.astype(result, dtype))
-
 
 def _abandon(builder: relax.BlockBuilder) -> None:
     """End the blocks of a builder that has failed: it warns of those that it is destroyed with."""
     with contextlib.suppress(Exception):
         while True:  # it raises an error when there are no more
             builder._end_block()
-
-
-def _as_quotient(value: Any) -> Quotient:
-    if isinstance(value, Quotient):
-        return value
-    above, below = float(value).as_integer_ratio()
-    if max(abs(above), below) >= 2**62:
-        raise Unsupported(f"the number {value} beside sizes has no place in 64 bits")
-    return Quotient(above, below)
 
 
 def _names_read(node: onnx.NodeProto) -> list[str]:

@@ -15,9 +15,10 @@ from relax_passes.shape_promises import PromiseShapes
 
 from . import prepare
 from .conversions import CONVERSIONS
-from .dims import Shapes, fixed, inputs_of, symbolic_shapes, with_shapes
+from .dims import Shapes, fixed, symbolic_shapes
 from .errors import OnnxImportError, Problem
 from .importer import Importer
+from .inputs import inputs_of, with_shapes
 from .model import Opened, open_model
 from .operand_rules import FixedSize
 from .symbolic import Size

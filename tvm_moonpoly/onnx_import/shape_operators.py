@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm.relax import Expr
 
-from . import elements
+from . import elements, shape_moves
 from .elements import Unknown
 from .known import MOST_ELEMENTS, Known
+from .shape_operands import Attributes, Operator, axes_of, given
 from .symbolic import Quotient, Sizes
-
-Attributes = Mapping[str, Any]
-Operator = Callable[[Sizes, Sequence[Known | None], Attributes], Known]
 
 
 def compute(
@@ -48,31 +45,9 @@ def _is_float(known: Known) -> bool:
     return np.dtype(known.dtype).kind == "f"
 
 
-def _given(inputs: Sequence[Known | None], at: int) -> Known:
-    if at >= len(inputs) or inputs[at] is None:
-        raise Unknown
-    found = inputs[at]
-    assert found is not None
-    return found
-
-
-def _given_integers(inputs: Sequence[Known | None], at: int) -> list[int]:
-    elements = _given(inputs, at).elements
-    if not all(isinstance(each, int) for each in elements):
-        raise Unknown
-    return elements
-
-
-def _axes(inputs: Sequence[Known | None], attributes: Attributes) -> list[int] | None:
-    """The axes, which are an attribute up to opset 12 and an input after it."""
-    if len(inputs) > 1 and inputs[1] is not None:
-        return _given_integers(inputs, 1)
-    return list(attributes["axes"]) if "axes" in attributes else None
-
-
 def _binary(function: Callable[[Sizes, Any, Any], Any], dtype: str | None = None) -> Operator:
     def operator(sizes: Sizes, inputs: Sequence[Known | None], _attributes: Attributes) -> Known:
-        a, b = _given(inputs, 0), _given(inputs, 1)
+        a, b = given(inputs, 0), given(inputs, 1)
         array = _elementwise(lambda x, y: function(sizes, x, y), a.array, b.array)
         return Known(array, dtype or a.dtype)
 
@@ -83,9 +58,9 @@ def _folded(function: Callable[[Sizes, Any, Any], Any]) -> Operator:
     """Of any number of operands, from the left to the right."""
 
     def operator(sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-        result = _given(inputs, 0)
+        result = given(inputs, 0)
         for at in range(1, len(inputs)):
-            result = _binary(function)(sizes, [result, _given(inputs, at)], attributes)
+            result = _binary(function)(sizes, [result, given(inputs, at)], attributes)
         return result
 
     return operator
@@ -93,7 +68,7 @@ def _folded(function: Callable[[Sizes, Any, Any], Any]) -> Operator:
 
 def _unary(function: Callable[[Sizes, Any], Any], dtype: str | None = None) -> Operator:
     def operator(sizes: Sizes, inputs: Sequence[Known | None], _attributes: Attributes) -> Known:
-        a = _given(inputs, 0)
+        a = given(inputs, 0)
         return Known(_elementwise(lambda x: function(sizes, x), a.array), dtype or a.dtype)
 
     return operator
@@ -101,7 +76,7 @@ def _unary(function: Callable[[Sizes, Any], Any], dtype: str | None = None) -> O
 
 def _reduction(function: Callable[[Sizes, Any, Any], Any]) -> Operator:
     def operator(sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-        a, axes = _given(inputs, 0), _axes(inputs, attributes)
+        a, axes = given(inputs, 0), axes_of(inputs, attributes)
         if a.array.ndim != 1 or axes not in (None, [0], [-1]) or not a.array.size:
             raise Unknown
         result, *others = a.elements
@@ -116,7 +91,7 @@ def _reduction(function: Callable[[Sizes, Any, Any], Any]) -> Operator:
 def _cast(sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
     import onnx
 
-    a = _given(inputs, 0)
+    a = given(inputs, 0)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
 
     def cast(value: Any) -> Any:
@@ -139,92 +114,13 @@ def _cast(sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) 
 
 
 def _where(sizes: Sizes, inputs: Sequence[Known | None], _attributes: Attributes) -> Known:
-    condition, a, b = (_given(inputs, at) for at in range(3))
+    condition, a, b = (given(inputs, at) for at in range(3))
     array = _elementwise(lambda c, x, y: x if c else y, condition.array, a.array, b.array)
     return Known(array, a.dtype)
 
 
-def _gather(sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-    a, at = _given(inputs, 0), np.array(_given_integers(inputs, 1), np.int64)
-    at = at.reshape(_given(inputs, 1).array.shape)
-    try:
-        found = np.take(a.array, at, axis=attributes.get("axis", 0))
-    except IndexError as error:
-        raise Unknown from error
-    return Known(_as_array(found), a.dtype)
-
-
-def _as_array(found: Any) -> np.ndarray:
-    """numpy gives the element itself in place of an array of no dimensions."""
-    if isinstance(found, np.ndarray):
-        return found
-    array = np.empty((), object)
-    array[()] = found
-    return array
-
-
-def _slice(_sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-    a = _given(inputs, 0)
-    starts, ends = _given_integers(inputs, 1), _given_integers(inputs, 2)
-    given = len(inputs) > 3 and inputs[3] is not None
-    axes = _given_integers(inputs, 3) if given else list(range(len(starts)))
-    given = len(inputs) > 4 and inputs[4] is not None
-    steps = _given_integers(inputs, 4) if given else [1] * len(starts)
-    index = [slice(None)] * a.array.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        # backwards to the first element: numpy takes an end of -1 for the last one
-        stop = None if step < 0 and end < -a.array.shape[axis] else end
-        index[axis] = slice(start, stop, step)
-    return Known(a.array[tuple(index)], a.dtype)
-
-
-def _concat(_sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-    found = [_given(inputs, at) for at in range(len(inputs))]
-    array = np.concatenate([each.array for each in found], axis=attributes.get("axis", 0))
-    return Known(array, found[0].dtype)
-
-
-def _squeeze(_sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-    a, axes = _given(inputs, 0), _axes(inputs, attributes)
-    try:
-        array = np.squeeze(a.array, None if axes is None else tuple(axes))
-    except ValueError as error:
-        raise Unknown from error
-    return Known(_as_array(array), a.dtype)
-
-
-def _unsqueeze(_sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-    a, axes = _given(inputs, 0), _axes(inputs, attributes)
-    if axes is None:
-        raise Unknown
-    return Known(np.expand_dims(a.array, tuple(axes)), a.dtype)
-
-
-def _reshape(_sizes: Sizes, inputs: Sequence[Known | None], attributes: Attributes) -> Known:
-    a, shape = _given(inputs, 0), _given_integers(inputs, 1)
-    if not attributes.get("allowzero", 0):
-        shape = [a.array.shape[at] if size == 0 else size for at, size in enumerate(shape)]
-    return Known(a.array.reshape(shape), a.dtype)
-
-
-def _expand(_sizes: Sizes, inputs: Sequence[Known | None], _attributes: Attributes) -> Known:
-    a, shape = _given(inputs, 0), _given_integers(inputs, 1)
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise Unknown
-    return Known(
-        np.broadcast_to(a.array, np.broadcast_shapes(a.array.shape, tuple(shape))), a.dtype
-    )
-
-
-def _tile(_sizes: Sizes, inputs: Sequence[Known | None], _attributes: Attributes) -> Known:
-    a, times = _given(inputs, 0), _given_integers(inputs, 1)
-    if a.array.size * math.prod(times) > MOST_ELEMENTS:
-        raise Unknown
-    return Known(np.tile(a.array, times), a.dtype)
-
-
 def _identity(_sizes: Sizes, inputs: Sequence[Known | None], _attributes: Attributes) -> Known:
-    return _given(inputs, 0)
+    return given(inputs, 0)
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -249,14 +145,14 @@ OPERATORS: Mapping[str, Operator] = {
     "Where": _where,
     "Cast": _cast,
     "Identity": _identity,
-    "Gather": _gather,
-    "Slice": _slice,
-    "Concat": _concat,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "Tile": _tile,
+    "Gather": shape_moves.gather,
+    "Slice": shape_moves.slice_of,
+    "Concat": shape_moves.concat,
+    "Squeeze": shape_moves.squeeze,
+    "Unsqueeze": shape_moves.unsqueeze,
+    "Reshape": shape_moves.reshape,
+    "Expand": shape_moves.expand,
+    "Tile": shape_moves.tile,
     "ReduceProd": _reduction(elements.multiply),
     "ReduceSum": _reduction(elements.add),
     "ReduceMax": _reduction(elements.extreme(larger=True)),

@@ -1,4 +1,4 @@
-"""The cache of what was compiled (operator libraries as LLVM bitcode, kernels for GPUs), private to
+"""The cache of what was compiled (operator libraries as LLVM modules, kernels for GPUs), private to
 the user.
 
 A file is named by what it was built from and by the hash of what it holds, and is only used when

@@ -30,6 +30,7 @@ from tvm_moonpoly.emit import (
     minimum,
     scratch,
     select,
+    switch,
     when,
 )
 from tvm_moonpoly.machine import Machine
@@ -41,6 +42,7 @@ from tvm_moonpoly.operators import (
     conv_half,
     conv_offsets,
     conv_patch_inputs,
+    conv_places,
     conv_tiles,
     conv_winograd,
 )
@@ -54,8 +56,10 @@ from tvm_moonpoly.operators.conv_constants import (
 from tvm_moonpoly.operators.conv_tiles import BLOCK, TILES
 from tvm_moonpoly.operators.gemm_tiles import zeros_row
 from tvm_moonpoly.operators.sharing import Each, columns_of, run_chunks, with_space
-from tvm_moonpoly.planner.conv import OFFSET, Form
-from tvm_moonpoly.planner.native_conv import CONVOLUTION, PLAN_CONV
+from tvm_moonpoly.planner.conv_blocks import OFFSET
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
+from tvm_moonpoly.planner.conv_shapes import Form
+from tvm_moonpoly.planner.native_conv import PLAN_CONV
 
 #: The types of operands: of each its name, and the functions without and with a residual.
 KINDS = {
@@ -75,6 +79,7 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
         conv_winograd.emit(functions, kind, dtype, records, machine)
         if dtype == FLOAT:
             conv_offsets.emit(functions, machine)
+            conv_places.emit(functions, records, machine)
         _emit_chunk(functions, kind, dtype, machine)
         for name in (plain, residual):
             _emit_public(functions, name, kind, dtype)
@@ -142,11 +147,22 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
                 part,
             )
 
+        def in_places() -> None:
+            functions[conv_places.PLACES](*given)
+
         def direct() -> None:
             if half:
                 others()
             else:
-                branch(conv["form"] == int(Form.OFFSETS), at_offsets, others)
+                chosen = {Form.OFFSETS: at_offsets, Form.PLACES: in_places}
+                known = tirx.any(*(conv["form"] == int(form) for form in chosen))
+                branch(
+                    known,
+                    lambda: switch(
+                        conv["form"], [int(form) for form in chosen], lambda f: chosen[Form(f)]()
+                    ),
+                    others,
+                )
 
         branch(
             conv["form"] == int(Form.PATCHES),
@@ -233,6 +249,15 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
             t["lda"] = select(in_band, band_step, conv["stride_w"] * in_channels)
             t["a_row"] = select(in_band, window_row, conv["stride_h"] * step)
             t["depth"] = depth
+            # blocks of pixels follow one another in the input
+            follows = tirx.all(
+                form == int(Form.JOINED),
+                block + 1 < conv["blocks"],
+                conv["groups"] == 1,
+                conv["kc"] == 0,
+            )
+            t["next_a"] = width * conv["in_channels"]
+            t["fetched"] = select(follows, ceil_div(conv["width"], lanes), 0)
             t.fill({name: own[name] for name in ("panels", "columns", "tail_nv")})
             for name in ("nv", "mr", "tail_mr", "kc", "activation", "first", "second"):
                 t[name] = conv[name]

@@ -31,8 +31,9 @@ from tvm_moonpoly.operators.conv_constants import (
 )
 from tvm_moonpoly.operators.errors import require
 from tvm_moonpoly.operators.tensors import Tensor
-from tvm_moonpoly.planner.conv import PATCH
-from tvm_moonpoly.planner.native_conv import CONVOLUTION, at_offsets
+from tvm_moonpoly.planner.conv_blocks import PATCH
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
+from tvm_moonpoly.planner.native_conv import at_offsets
 
 ARGUMENTS = "moonpoly_conv_arguments"
 

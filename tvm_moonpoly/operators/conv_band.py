@@ -34,7 +34,7 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.numbers import Numbers
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 
 #: Vectors that are copied in a turn where a run has so many.
 _TOGETHER = 4

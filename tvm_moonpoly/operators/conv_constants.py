@@ -12,8 +12,10 @@ from enum import IntEnum
 import numpy as np
 
 from tvm_moonpoly.operators.packing import pack_weight, pad_bias
-from tvm_moonpoly.planner.conv import PATCH, Convolution, at_offsets
-from tvm_moonpoly.planner.native_conv import ATTRIBUTES
+from tvm_moonpoly.planner.conv import at_offsets
+from tvm_moonpoly.planner.conv_blocks import PATCH
+from tvm_moonpoly.planner.conv_numbers import ATTRIBUTES
+from tvm_moonpoly.planner.conv_shapes import Convolution
 
 CONV2D = "moonpoly_conv2d_f32"
 CONV2D_RESIDUAL = "moonpoly_conv2d_residual_f32"

@@ -27,8 +27,8 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.conv_arguments import operands
-from tvm_moonpoly.planner.conv import PATCH, SIDE, WIDE
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.conv_blocks import PATCH, SIDE, WIDE
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 
 #: Each of three weights as a sum of four transformed ones: index and sign.
 _WEIGHTS = (((0, 1),), ((1, 1), (2, -1)), ((3, 1),))

@@ -42,7 +42,7 @@ from tvm_moonpoly.operators.conv_offsets_tiles import row_name
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.sharing import columns_of
 from tvm_moonpoly.planner.conv import offsets_heights
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 
 OFFSETS = "moonpoly_conv_offsets"
 

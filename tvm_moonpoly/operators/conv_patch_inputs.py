@@ -21,8 +21,8 @@ from tvm_moonpoly.emit import (
     vector,
 )
 from tvm_moonpoly.numbers import Numbers
-from tvm_moonpoly.planner.conv import SIDE, WIDE
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.conv_blocks import SIDE, WIDE
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 
 
 def emit_transform(functions: Functions, lanes: int) -> None:

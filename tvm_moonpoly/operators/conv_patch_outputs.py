@@ -32,8 +32,8 @@ from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
-from tvm_moonpoly.planner.conv import SIDE, WIDE
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.planner.conv_blocks import SIDE, WIDE
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 
 
 def emit(functions: Functions, kind: str, dtype: str, lanes: int) -> None:

@@ -19,6 +19,7 @@ from tvm_moonpoly.emit import (
     Pointer,
     as_int,
     ceil_div,
+    cell,
     div,
     let,
     loop,
@@ -34,14 +35,15 @@ from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
-from tvm_moonpoly.operators.gemm_tiles import rows_name, zeros_row
+from tvm_moonpoly.operators.gemm_tiles import looking_at_panels, rows_name, zeros_row
 
 TILES = "moonpoly_conv_tiles"
 
 #: What a block is. ``rows`` rows of ``width`` pixels, ``a_row``, ``x_row`` and ``c_row`` floats
 #: from the pixels of one to those of the next, and ``lda``, ``ldx`` and ``ldc`` from pixel to
 #: pixel. ``panels`` whole panels of ``depth`` steps and ``columns`` lanes of a partial one.
-#: ``x_step`` is 0 where x is a row of zeros.
+#: ``next_a``: how far behind it the rows of A of the next block are, of which tiles prefetch
+#: ``fetched`` parts, of ``lanes`` rows each. ``x_step`` is 0 where x is a row of zeros.
 BLOCK = (
     "rows",
     "width",
@@ -63,6 +65,8 @@ BLOCK = (
     "activation",
     "first",
     "second",
+    "next_a",
+    "fetched",
 )
 
 
@@ -81,6 +85,8 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
         kb = let(ceil_div(depth, k_blocks))
         relu = t["activation"] == int(ConvActivation.RELU)
         main = let(div(t["panels"] - t["tail_nv"], t["nv"]))
+        all_groups = let(main + select(t["tail_nv"] > 0, 1, 0))
+        fetches = let(ceil_div(t["fetched"], maximum(all_groups, 1)))
 
         with loop(k_blocks) as kk:
             k0 = let(kk * kb)
@@ -125,18 +131,34 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
             # the main region, then the tail region
             with loop(2) as region:
                 in_main = let(region == 0)
-                nv = let(select(in_main, t["nv"], t["tail_nv"]))
-                mr = let(select(in_main, t["mr"], t["tail_mr"]))
+                nv = cell(select(in_main, t["nv"], t["tail_nv"]))
+                mr = cell(select(in_main, t["mr"], t["tail_mr"]))
                 count = let(select(in_main, main, select(t["tail_nv"] > 0, 1, 0)))
                 start = let(select(in_main, 0, main * t["nv"]))
 
                 def groups(nv: int) -> None:
                     size = t["panels"] * steps * (lanes * 4)
-                    ahead = let(select(size > machine.l2_bytes // 2, nv * depth * lanes, 0))
+                    later = cell(select(size > machine.l2_bytes // 2, nv * depth * lanes, 0))
+                    looking = cell(looking_at_panels(later, width, mr, nv))
                     with loop(count) as g, loop(t["rows"]) as row:
                         panel = let(start + g * nv)
+                        # each of all groups fetches as much of the next block
+                        group = let(g + select(in_main, 0, main))
+                        begun = let(minimum(group * fetches, t["fetched"]))
+                        of_a = t["fetched"] > 0
+                        at_a = t["next_a"] + begun * (lanes * depth)
+                        at_b = (panel * depth + k0) * lanes + later
                         functions[rows_name(nv, Form.PLAIN)](
-                            *tiles(panel, row), width, mr, select(row == 0, ahead, 0)
+                            *tiles(panel, row),
+                            width,
+                            mr,
+                            b.unless(of_a, a).at(select(of_a, at_a, at_b)),
+                            select(
+                                of_a,
+                                minimum(fetches, t["fetched"] - begun),
+                                select(row == 0, looking, 0),
+                            ),
+                            depth * lanes,
                         )
                         activate(panel, row, as_int(nv * lanes))
 

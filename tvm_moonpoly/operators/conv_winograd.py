@@ -22,6 +22,7 @@ from tvm_moonpoly.emit import (
     Pointer,
     as_int,
     ceil_div,
+    cell,
     div,
     let,
     loop,
@@ -37,9 +38,9 @@ from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.operators import conv_exact, conv_patch_inputs, conv_patch_outputs
 from tvm_moonpoly.operators.conv_arguments import operands
 from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
-from tvm_moonpoly.operators.gemm_tiles import rows_name, zeros_row
-from tvm_moonpoly.planner.conv import PATCH, SIDE
-from tvm_moonpoly.planner.native_conv import CONVOLUTION
+from tvm_moonpoly.operators.gemm_tiles import looking_at_panels, rows_name, zeros_row
+from tvm_moonpoly.planner.conv_blocks import PATCH, SIDE
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 
 
 def patches_name(kind: str) -> str:
@@ -119,14 +120,15 @@ def _emit_block(
             with loop(end - begin) as g:
                 number = let(begin + g)
                 in_main = let(number < main)
-                panel = let(minimum(number, main) * s["nv"])
-                nv = let(select(in_main, s["nv"], s["tail_nv"]))
-                mr = let(select(in_main, s["mr"], s["tail_mr"]))
+                panel = cell(minimum(number, main) * s["nv"])
+                nv = cell(select(in_main, s["nv"], s["tail_nv"]))
+                mr = cell(select(in_main, s["mr"], s["tail_mr"]))
                 base = let((group * panels + panel) * lanes)
                 far = let(panels * channels * (PATCH * lanes * 4) > machine.l2_bytes // 2)
 
                 def products_of(nv: int, mr: Expr = mr, base: Expr = base, far: Expr = far) -> None:
                     columns = nv * lanes
+                    looking = cell(select(far, looking_at_panels(1, patches, mr, nv), 0))
                     with loop(PATCH) as e:
                         functions[rows_name(nv, Form.PLAIN)](
                             space.at(e * step),
@@ -143,7 +145,9 @@ def _emit_block(
                             MINUS_INFINITY,
                             patches,
                             mr,
-                            select(far, channels * lanes, 0),
+                            weight.at(base * (PATCH * channels) + (e + 1) * (channels * lanes)),
+                            looking,
+                            PATCH * channels * lanes,
                         )
 
                 switch(nv, widths, products_of)

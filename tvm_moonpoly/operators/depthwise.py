@@ -33,7 +33,12 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.numbers import Numbers
-from tvm_moonpoly.operators import depthwise_loops, depthwise_sizes, depthwise_tiles
+from tvm_moonpoly.operators import (
+    depthwise_loops,
+    depthwise_pairs,
+    depthwise_sizes,
+    depthwise_tiles,
+)
 from tvm_moonpoly.operators.conv_arguments import addresses
 from tvm_moonpoly.operators.conv_constants import (
     DEPTHWISE,
@@ -69,6 +74,7 @@ def emit(functions: Functions, machine: Machine) -> None:
     """Define the packed functions and all that they call."""
     depthwise_sizes.emit(functions)
     depthwise_tiles.emit(functions, machine.lanes)
+    depthwise_pairs.emit(functions, machine.lanes)
     depthwise_loops.emit(functions, machine)
     _emit_blocks(functions, machine)
     for name, dtype, adds in (
@@ -167,7 +173,22 @@ def _in_conflict(s: Numbers, machine: Machine) -> Expr:
         )
 
     known = tirx.any(*(crowded(taps) for taps in TAPS))
-    return tirx.all(s["dilation_w"] == 1, tirx.truncmod(s["c"], as_int(LINE)) == 0, known)
+    # two rows at a time read so little twice that only what stays in this cache is worth a copy
+    height, width = (cell((s[f"o{a}"] - 1) * s[f"stride_{a}"] + s[f"reach_{a}"]) for a in "hw")
+    stays = height * width <= div(as_int(machine.l1_bytes), LINE * 4)
+    pairs = tirx.all(
+        s["kernel_h"] == 3,
+        s["kernel_w"] == 3,
+        s["dilation_h"] == 1,
+        s["stride_h"] <= 2,
+        tirx.Not(depthwise_pairs.crowded(s["stride_w"], s["c"])),
+    )
+    return tirx.all(
+        s["dilation_w"] == 1,
+        tirx.truncmod(s["c"], as_int(LINE)) == 0,
+        known,
+        tirx.any(stays, tirx.Not(pairs)),
+    )
 
 
 def _copied(s: Numbers, machine: Machine) -> None:

@@ -23,6 +23,7 @@ from tvm_moonpoly.emit import (
     as_int,
     balanced,
     ceil_div,
+    cell,
     let,
     loop,
     minimum,
@@ -54,6 +55,9 @@ TILE = {
     "lo": FLOAT,
 }
 
+
+#: What rows of tiles prefetch, see `_emit_rows`.
+AHEAD = {"ahead": FLOATS, "looking": INT, "apart": INT}
 
 #: A row of zeros is at least as wide as the widest group of panels.
 _ZEROS = 128
@@ -97,11 +101,11 @@ def emit_rows(functions: Functions, records: Sequence[Record], machine: Machine)
 def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
     """``count`` tiles of one micro-kernel, one below the other.
 
-    Each of the first ``looking`` tiles prefetches a panel, the first one the panel that is
-    ``later`` floats behind ``b``.
+    Each of the first ``looking`` tiles prefetches as much as a panel, the first one at ``ahead``,
+    the others ``apart`` floats further each.
     """
     looks = looks_ahead(record.mr, record.nv, record.form)
-    ahead = {"later": INT, "looking": INT} if looks else {}
+    ahead = {"ahead": FLOATS, "looking": INT, "apart": INT} if looks else {}
 
     @functions.private(f"{record.name}_strip", **TILE, count=INT, **ahead)
     def _(a: Any, lda: Expr, b: Any, x: Any, ldx: Expr, c: Any, ldc: Expr, **rest: Any) -> None:
@@ -116,8 +120,9 @@ def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
             panel = []
             if looks:
                 # the others are given what they read anyway
-                later = select(t < rest["looking"], rest["later"] + t * rest["b_vector"], 0)
-                panel = [b.at(let(later))]
+                looking = t < rest["looking"]
+                further = let(select(looking, t * rest["apart"], 0))
+                panel = [b.unless(looking, rest["ahead"]).at(further)]
             functions[record.name](
                 a.at(row * (k if record.packed_a else lda)),
                 b.at(0),
@@ -135,6 +140,12 @@ def _emit_strip(functions: Functions, record: Record, lanes: int) -> None:
             )
 
 
+def looking_at_panels(later: Expr, m: Expr, mr: Expr, nv: Expr) -> Expr:
+    """How many of the tiles prefetch one of the ``nv`` panels of a group ``later`` floats behind
+    their own; 0: there is no need to. A single tile would be held up by reading twice as much."""
+    return select(tirx.all(later > 0, m > mr), nv, 0)
+
+
 def rows_name(nv: int, form: Form) -> str:
     return f"moonpoly_rows_{nv}{SUFFIXES[form]}"
 
@@ -142,25 +153,26 @@ def rows_name(nv: int, form: Form) -> str:
 def _emit_rows(functions: Functions, nv: int, form: Form, records: Sequence[Record]) -> None:
     """All ``m`` rows of one group of panels, in balanced tiles of at most ``mr`` rows.
 
-    ``later``: how far behind ``b`` the next group is, which the tiles prefetch, a panel each; 0:
-    there is no need to.
+    Each of the first ``looking`` tiles prefetches as much as one of these panels, the first at
+    ``ahead``, the others ``apart`` floats further each.
     """
     by_height = {r.mr: r for r in records}
 
-    @functions.separate(rows_name(nv, form), **TILE, m=INT, mr=INT, later=INT)
+    @functions.separate(rows_name(nv, form), **TILE, m=INT, mr=INT, **AHEAD)
     def _(**args: Any) -> None:
         a, x, c, m = args["a"], args["x"], args["c"], args["m"]
         lda, ldx, ldc, k = args["lda"], args["ldx"], args["ldc"], args["k"]
         small, large_tiles, tiles = balanced(m, args["mr"])
         first = let(large_tiles * (small + 1))
-        # a single tile would be held up by reading twice as much
-        needed = tirx.all(args["later"] > 0, tiles > 1)
-        looking = let(select(needed, nv, 0))
 
         def strips(height: Expr, row: Expr, count: Expr, above: Expr) -> None:
             def strip(mr: int) -> None:
                 looks = looks_ahead(mr, nv, form)
-                ahead = [args["later"] + above * args["b_vector"], looking - above]
+                ahead = [
+                    args["ahead"].at(above * args["apart"]),
+                    args["looking"] - above,
+                    args["apart"],
+                ]
                 functions[f"{by_height[mr].name}_strip"](
                     a.at(row * (k if form == Form.PACKED_A else lda)),
                     lda,
@@ -205,6 +217,7 @@ def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], machin
             # what fits the second cache is there already
             size = args["count"] * nv * args["k"] * (lanes * 4)
             later = let(select(size > machine.l2_bytes // 2, nv * args["b_vector"], 0))
+            looking = cell(looking_at_panels(later, args["m"], args["mr"], nv))
             with loop(args["count"]) as g:
                 column = let(g * (nv * lanes))
                 functions[rows_name(nv, form)](
@@ -222,7 +235,9 @@ def _emit_groups(functions: Functions, form: Form, widths: Sequence[int], machin
                     args["lo"],
                     args["m"],
                     args["mr"],
-                    later,
+                    args["b"].at(g * nv * args["b_vector"] + later),
+                    looking,
+                    args["b_vector"],
                 )
                 with when(args["activation"] > int(Activation.RELU)):
                     functions["moonpoly_activate"](
@@ -271,6 +286,8 @@ def _emit_edge(functions: Functions, records: Sequence[Record], lanes: int) -> N
                 args["lo"],
                 rows,
                 height,
+                args["b"].at(0),
+                0,
                 0,
             )
             with when(args["activation"] > int(Activation.RELU)):

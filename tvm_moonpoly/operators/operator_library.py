@@ -1,8 +1,8 @@
 """The operator library: planner, loops and micro-kernels of one machine, compiled once.
 
 It consists of `parts`. Each is one LLVM module, because native calls do not cross modules in
-process. A model's executable takes in those that it calls as external modules; a model itself adds
-only tables and packed weights.
+process, and is kept with its machine code as assembly. A model's executable takes in those that it
+calls as external modules; a model itself adds only tables and packed weights.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tvm.target import Target
 
 import tvm_moonpoly
 from tvm_moonpoly import logs, native
+from tvm_moonpoly.assembled import assembled
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.machine import Machine, default_triple, host_features, vector_units
 from tvm_moonpoly.microkernels.cpu_gemm import fits
@@ -84,7 +85,7 @@ class Parts:
         path = cache.load(key)
         if path is None:
             defined = functions(self._machine, self._table, part)
-            module = native.build(defined.module(), self._target, defined.marks)
+            module = assembled(native.build(defined.module(), self._target, defined.marks))
             path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
             if path is None:
                 return _through_a_file(module)

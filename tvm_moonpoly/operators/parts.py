@@ -22,6 +22,7 @@ from tvm_moonpoly.operators import (
     attention_constants,
     bounded_activation,
     chaining,
+    check,
     conv,
     conv_constants,
     depthwise,
@@ -46,7 +47,7 @@ from tvm_moonpoly.planner import native_conv
 PLAN_ROWS = "moonpoly_plan_rows"
 
 PLANS, GEMM, ATTENTION, PLAIN = "plans", "gemm", "attention", "plain"
-CONV, DEPTHWISE, VERIFY = "conv", "depthwise", "verify"
+CONV, DEPTHWISE, VERIFY, CHECKS = "conv", "depthwise", "verify", "checks"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,10 @@ def _emit_verify(defined: Functions, _machine: Machine, _table: CostTable) -> No
     verify.emit(defined)
 
 
+def _emit_checks(defined: Functions, _machine: Machine, _table: CostTable) -> None:
+    check.emit(defined)
+
+
 _PRODUCTS = (*linear.NAMES, *matmul.NAMES)
 
 #: All of them, one that another one contains before it. `relax_passes.functions.attach_library`
@@ -159,6 +164,7 @@ PARTS = (
     Part(CONV, conv_constants.CONVOLUTIONS, _emit_conv),
     Part(DEPTHWISE, conv_constants.DEPTHWISE_CONVOLUTIONS, _emit_depthwise),
     Part(VERIFY, verify.NAMES, _emit_verify),
+    Part(CHECKS, (check.CHECK,), _emit_checks),
 )
 
 _BY_NAME = {part.name: part for part in PARTS}

@@ -1,6 +1,6 @@
 """The planner of convolutions as a native function: the twin of `conv`.
 
-What a convolution is and how it is planned lie in one vector of int64, see `CONVOLUTION`.
+What a convolution is and how it is planned lie in one vector of int64, see `conv_numbers`.
 """
 
 from __future__ import annotations
@@ -30,75 +30,37 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form as KernelForm
 from tvm_moonpoly.numbers import Numbers
-from tvm_moonpoly.planner import native_groups
+from tvm_moonpoly.planner import native_conv_places, native_groups
 from tvm_moonpoly.planner.conv import (
-    BAND_PART,
-    BOUNDED_BYTES,
-    BOUNDED_KERNEL,
     CHUNKS,
     DEPTHS,
-    FEWEST_PIXELS,
     MOVED,
     NARROW,
-    OFFSET,
     OFFSETS_CHANNELS,
     OFFSETS_DEPTH,
     OFFSETS_WIDTH,
-    PATCH,
-    PATCHES_CACHES,
-    PLAN_FIELDS,
-    SIDE,
-    SLACK,
-    Form,
     offsets_heights,
 )
+from tvm_moonpoly.planner.conv_blocks import (
+    BAND_PART,
+    BOUNDED_BYTES,
+    BOUNDED_KERNEL,
+    FEWEST_PIXELS,
+    OFFSET,
+    PATCH,
+    PATCHES_CACHES,
+    SIDE,
+    SLACK,
+)
+from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
+from tvm_moonpoly.planner.conv_places import PLACES_SIXTEENTHS
+from tvm_moonpoly.planner.conv_shapes import Form
 from tvm_moonpoly.planner.native_groups import INFINITE, Layout
 from tvm_moonpoly.planner.native_words import decode
 from tvm_moonpoly.planner.plan import BMode
 from tvm_moonpoly.planner.shares import most_workers
 
 PLAN_CONV = "moonpoly_plan_conv"
-
-#: The attributes of a convolution, as in the vector that a packed function is given.
-ATTRIBUTES = (
-    "kernel_h",
-    "kernel_w",
-    "stride_h",
-    "stride_w",
-    "top",
-    "left",
-    "bottom",
-    "right",
-    "dilation_h",
-    "dilation_w",
-    "groups",
-    "in_channels",
-    "out_channels",
-    "activation",
-    "first",
-    "second",
-    "winograd",
-    "planes",
-)
-
-#: What follows from them and from the operands; of channels, those of a group.
-SIZES = (
-    "n",
-    "h",
-    "w",
-    "oh",
-    "ow",
-    "channels",
-    "outputs",
-    "depth",
-    "panels",
-    "columns",
-    "residual",
-    "half",
-)
-
-#: All that is known of a convolution while it is planned and computed, as `Numbers`.
-CONVOLUTION = (*ATTRIBUTES, *SIZES, *PLAN_FIELDS)
 
 
 def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
@@ -130,12 +92,18 @@ def emit(functions: Functions, machine: Machine, table: CostTable) -> None:
         in_input = select(evenly, int(Form.JOINED), int(Form.ROWS))
         winograd = conv["winograd"] > 0
         others = select(in_place, in_input, windows)
+        in_places = cell(select(native_conv_places.by_places(s), 1, 0))
+        alone = tirx.all(in_places > 0, s["kernel_h"] * s["kernel_w"] == 1)
+        others = select(alone, int(Form.PLACES), others)
         others = select(at_offsets(s, machine.lanes), int(Form.OFFSETS), others)
         form = cell(select(winograd, int(Form.PATCHES), others))
         functions[_OF_FORM](numbers.at(0), costs.at(0), form)
         by_rows = tirx.any(form == int(Form.ROWS), form == int(Form.WINDOWS))
         with when(tirx.all(by_rows, s["ow"] < NARROW)):
             functions[_OF_FORM](numbers.at(0), costs.at(0), int(Form.PIXELS))
+        banded = tirx.any(form == int(Form.WINDOWS), form == int(Form.PIXELS))
+        with when(tirx.all(in_places > 0, banded)):
+            functions[_OF_FORM](numbers.at(0), costs.at(0), int(Form.PLACES))
 
 
 def at_offsets(s: Mapping[str, Expr], lanes: int) -> Expr:
@@ -165,11 +133,20 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         conv = Numbers(CONVOLUTION, numbers)
         s = conv.kept(
             "n", "oh", "ow", "channels", "outputs", "groups", "kernel_h", "kernel_w", "stride_w",
-            "depth", "half", "stride_h", "top", "left", "bottom", "right",
+            "depth", "half", "stride_h", "top", "left", "bottom", "right", "h", "w",
+            "dilation_h", "dilation_w",
         )  # fmt: skip
         offsets = cell(select(form == int(Form.OFFSETS), 1, 0))
         pixels = cell(s["n"] * s["oh"] * s["ow"])
         patches = cell(select(form == int(Form.PATCHES), 1, 0))
+        places = cell(select(form == int(Form.PLACES), 1, 0))
+        sees = [scratch(1, INT) for _ in range(2)]
+        inputs = scratch(1, INT)
+        sees[0][0], sees[1][0], inputs[0] = as_int(0), as_int(0), as_int(0)
+        with when(places > 0):
+            for axis in range(2):
+                sees[axis][0] = native_conv_places.seen(s, axis)
+            inputs[0] = native_conv_places.floats_seen(s, [each[0] for each in sees])
         all_outputs = cell(ceil_div(s["outputs"], lanes) * lanes)
         padded = cell(select(s["half"] > 0, all_outputs, 0))
         column = cell(s["kernel_h"] * s["channels"])
@@ -188,6 +165,7 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         beside = SLACK + patches * PATCH * s["channels"] + offsets * OFFSET * s["depth"]
         bound = maximum(div(columns, BAND_PART * workers) - beside, 1)
         most = cell(select(bounded, minimum(most, bound), most))
+        most = cell(select(places > 0, machine.l2_bytes // 4, most))
 
         one_by_one = tirx.any(form == int(Form.JOINED), form == int(Form.PIXELS))
         by_rows = cell(select(one_by_one, 0, 1))
@@ -195,16 +173,19 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         rows[0], segments[0] = as_int(1), as_int(1)
         # the rows that are cut: those of patches are of all images
         tall_patches = cell(s["n"] * ceil_div(s["oh"], SIDE))
-        images = cell(select(patches > 0, 1, s["n"]))
-        height = cell(select(patches > 0, tall_patches, s["oh"]))
+        images = cell(select(patches + places > 0, 1, s["n"]))
+        height = cell(select(places > 0, s["n"] * s["oh"], s["oh"]))
+        height = cell(select(patches > 0, tall_patches, height))
         whole = cell(select(patches > 0, ceil_div(s["ow"], SIDE), s["ow"]))
 
         def columns_of(pixels_of_row: Expr) -> Expr:
             return (pixels_of_row - 1) * s["stride_w"] + s["kernel_w"]
 
         def cut_rows() -> None:
-            first = cell(select(patches > 0, 0, (s["kernel_w"] - s["stride_w"]) * column))
-            step = cell(select(patches > 0, patch, s["stride_w"] * column + all_outputs))
+            wider = (s["kernel_w"] - s["stride_w"]) * column
+            first = cell(select(patches + places > 0, 0, wider))
+            step = select(places > 0, inputs[0], s["stride_w"] * column) + all_outputs
+            step = cell(select(patches > 0, patch, step))
             row = cell(first + whole * step)
             room = cell(maximum(most - maximum(first, 0), 0))
             narrow = cell(minimum(whole, maximum(div(room, step), 1)))
@@ -224,20 +205,26 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         best[0] = as_int(INFINITE)
         best[1] = as_int(0)
         tall = cell(rows[0] * width[0])
-        apart = tirx.all(rows[0] > 1, patches == 0)
-        mc = cell(select(apart, width[0], 0))
+        run_rows, run_width = scratch(1, INT), scratch(1, INT)
+        run_rows[0], run_width[0] = rows[0], width[0]
+        with when(places > 0):
+            for axis, run in enumerate((run_rows, run_width)):
+                run[0] = native_conv_places.places_share(s, axis, run[0], sees[axis][0])
+        apart = tirx.all(run_rows[0] > 1, patches == 0)
+        mc = cell(select(apart, run_width[0], 0))
+        seen = cell(run_rows[0] * run_width[0])
         n = cell(select(patches > 0, all_outputs, s["outputs"]))
         k = cell(select(patches > 0, s["channels"], s["depth"]))
         for kc in DEPTHS:
-            with when(tirx.all(k > kc, patches == 0) if kc else k > 0):
+            with when(tirx.all(k > kc, patches + places == 0) if kc else k > 0):
                 functions[native_groups.with_blocks_name(KernelForm.PLAIN)](
-                    tall,
+                    seen,
                     n,
                     k,
                     int(BMode.PREPACKED),
                     0,
                     int(BMode.PREPACKED),
-                    kc,
+                    kc if kc else select(places > 0, s["channels"], 0),
                     mc,
                     costs.at(0),
                     best.at(0),
@@ -258,13 +245,17 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
 
         band_vectors = ceil_div(offsets_band(rows[0], width[0]), lanes) * MOVED
         transformed = tall * PATCH * (channels + div(all_outputs, lanes))
-        vectors = select(patches > 0, transformed, select(in_band, moved, 0))
+        stored = select(places > 0, tall * div(all_outputs, lanes) * MOVED, 0)
+        vectors = select(patches > 0, transformed, select(in_band, moved, stored))
         vectors = cell(select(banded > 0, band_vectors, vectors))
         times = cell(select(patches > 0, PATCH, 1))
         block_cost = cell(times * best[0] + vectors * traffic.axpy_step)
+        scaled = div(block_cost * PLACES_SIXTEENTHS, 16)
+        block_cost = cell(select(places > 0, scaled, block_cost))
         cost = cell(blocks[0] * block_cost * s["groups"])
         with when(cost < conv["picoseconds"]):
             plan = {**decode(best[1])}
+            plan["kc"] = cell(select(places > 0, 0, plan["kc"]))
             # the twin of `conv.offsets_tiles`
             heights, panels = offsets_heights(machine), cell(div(n, lanes))
             odd = panels - div(panels, OFFSETS_WIDTH) * OFFSETS_WIDTH

@@ -19,7 +19,7 @@ from bench.gemm.journal import QUIET, Journal, Record
 from bench.gemm.run import Effort
 from bench.gemm.session import progress_bar
 from bench.gemm.threads.crew import Crew
-from bench.gemm.threads.rounds import measure_case
+from bench.gemm.threads.rounds import PATIENCE, measure_case
 
 
 def check_machine(threads: int) -> set[int]:
@@ -63,12 +63,14 @@ def measure_each(
     ours: str,
     title: str = "",
     mode: str = QUIET,
+    patience: float = PATIENCE,
     end: float = math.inf,
 ) -> bool:
     """One more run of each case of ``work``, which has the seconds that it will take or so; whether
     none was left out because it would have lasted beyond ``end`` of the monotonic clock.
 
-    Raises RuntimeError where the candidate ``ours`` fails. ``title`` is shown before the cases.
+    Raises RuntimeError where the candidate ``ours`` fails. ``title`` is shown before the cases,
+    ``patience`` seconds are granted to any call.
     """
     start, done = time.monotonic(), 0.0
     total = sum(work.values())
@@ -87,6 +89,7 @@ def measure_each(
                 rounds,
                 effort.min_seconds,
                 effort.case_seconds,
+                patience,
                 fewest=effort.fewest,
             )
             if ours not in seconds:

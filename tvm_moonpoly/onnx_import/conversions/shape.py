@@ -14,6 +14,7 @@ from tvm.relax import Expr
 
 from ..errors import Unsupported
 from ..known import MOST_ELEMENTS, Known
+from ..materialize import materialized
 from ..symbolic import Size, Sizes, constant, expression
 from .operands import axis_of, data_and_shape, known_operand, sizes_operand
 
@@ -161,7 +162,7 @@ def value_range(
         result = relax.op.multiply(result, constant(np.array(delta, dtype)))
     if isinstance(start, int):
         return relax.op.add(result, constant(np.array(start, dtype))) if start else result
-    return relax.op.add(result, importer.materialized(Known.of(np.array(start, object), dtype)))
+    return relax.op.add(result, materialized(importer.bb, Known.of(np.array(start, object), dtype)))
 
 
 def _vector(sizes: Sequence[Size]) -> relax.ShapeExpr:
