@@ -68,7 +68,7 @@ def test_the_section(written):
     flat = " ".join(text.split())
     assert "The best of torch 2.13.0 with oneDNN 3.12.0 is picked" in flat
     assert re.search(r"One thread, 3 of the \d+ layers of the list, spread evenly", flat)
-    assert "8 to 8 rounds a layer. The machine was quiet." in flat
+    assert "8 rounds a layer. The machine was quiet." in flat
     lines = [cells_of(line) for line in text.splitlines() if line.startswith("| depthwise")]
     # 8 x 7 x 7 outputs of 9 products, at a peak of 1 GFLOP/s
     goals = ["depthwise", "1", "**0.50**", "1.10, none < 0.90", "no: ratio, floor", "1", "1"]

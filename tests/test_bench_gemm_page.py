@@ -80,8 +80,8 @@ def test_the_section_names_machine_versions_targets_and_the_losses(written):
     assert "2-core A CPU (L1 32K; FMA peak 100.0 GFLOP/s on one thread)" in flat
     for version in ("scipy-openblas 0.3.31", "MKL 2024.2", "oneDNN 3.12.0", "onnxruntime 1.32.0"):
         assert version in flat
-    one = flat.index("One thread, 12 to 12 rounds a case, random cases by seed 7:")
-    assert one < flat.index("2 threads, 12 to 12 rounds a case, a part of the list")
+    one = flat.index("One thread, 12 rounds a case, random cases by seed 7:")
+    assert one < flat.index("2 threads, 12 rounds a case, a part of the list")
     assert "so many times longer: openblas 9.0. The same work split once" in flat
     assert "takes 1.50 times as long as chunks that are handed out (3 cases)" in flat
     line = next(each for each in text.splitlines() if "constant weights, all" in each)

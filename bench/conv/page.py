@@ -20,6 +20,7 @@ from bench.gemm.page import (
     losses_link,
     losses_of,
     markdown,
+    numbers,
     strong,
     threads_of,
     wrapped,
@@ -90,7 +91,7 @@ def extent_of(doc: Document) -> str:
     text = f"{len(doc['rows'])} of the {total} layers of the list"
     if len(doc["rows"]) < total:
         text += ", spread evenly over classes and work"
-    text += f", {min(rounds)} to {max(rounds)} rounds a layer"
+    text += f", {numbers(rounds)} rounds a layer"
     return f"{text}. {doc['remark']}" if doc.get("remark") else f"{text}."
 
 

@@ -75,6 +75,12 @@ def losses_of(
     return [*parts, *([markdown(titles, [line(row) for row in slower])] if slower else [])]
 
 
+def numbers(found: Sequence[int]) -> str:
+    """From the least to the most of them."""
+    least, most = min(found), max(found)
+    return f"{least} to {most}" if least < most else str(least)
+
+
 def about(doc: Document) -> str:
     """How to read the tables: the machine, what is compared, and with which versions."""
     machine, versions = doc["machine"], doc["versions"]
@@ -99,10 +105,10 @@ def about(doc: Document) -> str:
 def settings_of(doc: Document) -> str:
     """Rounds and seed, and with several threads which part of the list it is."""
     rounds = [row["rounds"] for row in doc["rows"]]
-    text = f", {min(rounds)} to {max(rounds)} rounds a case, random cases by seed "
+    text = f", {numbers(rounds)} rounds a case, random cases by seed "
     text += str(doc["settings"]["seed"])
     if doc["threads"] > 1:
-        text = f", {min(rounds)} to {max(rounds)} rounds a case, a part of the list, evenly by work"
+        text = f", {numbers(rounds)} rounds a case, a part of the list, evenly by work"
         text += "; each library in a process of its own, those that wait stopped"
     return text
 

@@ -19,6 +19,7 @@ from bench.gemm.page import (
     losses_link,
     losses_of,
     markdown,
+    numbers,
     strong,
     threads_of,
     wrapped,
@@ -85,7 +86,7 @@ def extent_of(doc: Document) -> str:
     """How much of the list was measured, with how many rounds, and beside what."""
     rounds = [row["rounds"] for row in doc["rows"]]
     text = f"{len(doc['rows'])} of the {len(all_cases())} sizes of the list"
-    text += f", {min(rounds)} to {max(rounds)} rounds a size"
+    text += f", {numbers(rounds)} rounds a size"
     return f"{text}. {doc['remark']}" if doc.get("remark") else f"{text}."
 
 
