@@ -10,8 +10,9 @@ import pytest
 import tvm
 
 from tvm_moonpoly import native
-from tvm_moonpoly.assembled import assembled, load_text
+from tvm_moonpoly.assembled import assembled
 from tvm_moonpoly.emit import INT, Functions, fail, loop, unless
+from tvm_moonpoly.llvm_modules import load_text
 from tvm_moonpoly.operators import activation, errors, messages, sharing, tensors
 from tvm_moonpoly.operators.tensors import Tensor
 

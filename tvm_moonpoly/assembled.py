@@ -12,11 +12,9 @@ jumps to its code, and the pointers through which TVM tells a module where its r
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import tvm
+from tvm_moonpoly.llvm_modules import escaped, load_text
 
 #: What TVM puts before the names of packed functions.
 _PACKED = "__tvm_ffi_"
@@ -57,14 +55,6 @@ def assembled(module: Any) -> Any:
     return load_text("\n".join(_lines(text, str(assembly), slots, names)))
 
 
-def load_text(text: str) -> Any:
-    """The LLVM runtime module that ``text``, LLVM's assembly language, describes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "module.ll"
-        path.write_text(text, encoding="utf-8")
-        return tvm.get_global_func("ffi.Module.load_from_file.ll")(str(path), "ll")
-
-
 def _without_debug_info(text: str) -> str:
     text = _replaced(r"^\s*#dbg_\w+\(.*\n", "", text)
     text = _replaced(r",? !dbg !\d+", "", text)
@@ -81,7 +71,7 @@ def _lines(text: str, assembly: str, slots: list[str], names: list[str]) -> list
     for line in assembly.splitlines():
         # comments, and what only an assembly file has
         if line.strip() and not line.lstrip().startswith(("#", ".file", ".ident")):
-            lines.append(f'module asm "{_escaped(line)}"')
+            lines.append(f'module asm "{escaped(line)}"')
     lines += slots
     lines += [_WRAPPER.format(name=name, code=name.replace(_PACKED, _CODE, 1)) for name in names]
     flags = re.findall(r"^!llvm\.module\.flags = .*$", text, re.MULTILINE)
@@ -89,7 +79,3 @@ def _lines(text: str, assembly: str, slots: list[str], names: list[str]) -> list
         re.findall(rf"^!{i} = .*$", text, re.MULTILINE) for i in re.findall(r"\d+", flags[0])
     ]
     return [*lines, *flags, *(line for each in described for line in each), ""]
-
-
-def _escaped(line: str) -> str:
-    return line.replace("\\", "\\5C").replace('"', "\\22").replace("\t", "\\09")

@@ -24,7 +24,7 @@ from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes
 
-from tvm_moonpoly.assembled import load_text
+from tvm_moonpoly.llvm_modules import load_text
 
 PIPELINE = "moonpoly_native"
 

@@ -28,6 +28,8 @@ from tvm.runtime import Tensor
 from tvm.script import tirx as T
 from tvm.target import Target
 
+from tvm_moonpoly.llvm_modules import escaped, load_text
+
 NAME = "moonpoly_mapped_weight"
 ALIGNMENT = 64
 SECTIONS = {  # by architecture; x86's may lie more than 2 GiB from the code
@@ -72,10 +74,7 @@ def store(tensors: Sequence[Tensor], target: Target) -> MappedWeights:
             for first in range(0, len(raw), _WRITE):
                 file.write(raw[first : first + _WRITE])
     text = _module_text(tensors, offsets, name, _described(target))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.ll"
-        path.write_text(text, encoding="utf-8")
-        module = tvm.get_global_func("ffi.Module.load_from_file.ll")(str(path), "ll")
+    module = load_text(text)
     return MappedWeights(module, tvm_ffi.from_dlpack(anchor))
 
 
@@ -109,14 +108,6 @@ def _described(target: Target) -> dict[str, str]:
     return {name: match[1] if match else "" for name, match in found.items()}
 
 
-def _escaped(text: str) -> str:
-    """``text`` between the quotes of LLVM's strings."""
-    plain = re.compile(rb"[\w ./,@:-]")
-    return "".join(
-        chr(byte) if plain.match(bytes([byte])) else f"\\{byte:02X}" for byte in text.encode()
-    )
-
-
 def _module_text(
     tensors: Sequence[Tensor], offsets: Sequence[int], path: str, described: dict[str, str]
 ) -> str:
@@ -131,7 +122,7 @@ def _module_text(
     ]
     lines = [f'target datalayout = "{described["layout"]}"']
     lines += [f'target triple = "{described["triple"]}"']
-    lines += [f'module asm "{_escaped(line)}"' for line in assembly]
+    lines += [f'module asm "{escaped(line)}"' for line in assembly]
     lines += [_TYPES]
     for at, tensor in enumerate(tensors):
         dims = ", ".join(f"i64 {int(dim)}" for dim in tensor.shape)

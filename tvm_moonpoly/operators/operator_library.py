@@ -25,6 +25,7 @@ import tvm_moonpoly
 from tvm_moonpoly import logs, native
 from tvm_moonpoly.assembled import assembled
 from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.llvm_modules import load_bitcode
 from tvm_moonpoly.machine import Machine, default_triple, host_features, vector_units
 from tvm_moonpoly.microkernels.cpu_gemm import fits
 from tvm_moonpoly.operators import cache
@@ -83,13 +84,12 @@ class Parts:
     def _made(self, part: str) -> Any:
         key = self._key(part)
         path = cache.load(key)
-        if path is None:
-            defined = functions(self._machine, self._table, part)
-            module = assembled(native.build(defined.module(), self._target, defined.marks))
-            path = cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
-            if path is None:
-                return _through_a_file(module)
-        return _load(path)
+        if path is not None:
+            return load_bitcode(path)
+        defined = functions(self._machine, self._table, part)
+        module = assembled(native.build(defined.module(), self._target, defined.marks))
+        cache.store(key, lambda new: module.write_to_file(str(new), "bc"))
+        return module
 
     def _key(self, part: str) -> str:
         return cache_key(self._target, self._machine, self._table, part)
@@ -242,15 +242,3 @@ def sources_digest() -> str:
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _load(path: Path) -> Any:
-    return tvm.get_global_func("ffi.Module.load_from_file.ll")(str(path), "bc")
-
-
-def _through_a_file(module: Any) -> Any:
-    """The module reloaded: only a module loaded from bitcode can be exported as well as run."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "library.bc"
-        module.write_to_file(str(path), "bc")
-        return _load(path)

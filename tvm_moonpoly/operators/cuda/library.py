@@ -18,6 +18,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 import tvm_moonpoly
+from tvm_moonpoly.llvm_modules import load_bitcode
 from tvm_moonpoly.microkernels.cuda import Epilogue, Form, lower_parts, products
 from tvm_moonpoly.operators import cache
 from tvm_moonpoly.operators.cuda import device_modules, machine_code
@@ -177,7 +178,7 @@ def _read(path: Path) -> Module | None:
         saved = [archive.read(name) for name in names]
         sources = [archive.read(name.replace(".module", ".cu")).decode() for name in names]
         bitcode = archive.extract(_HOST, folder)
-        host = tvm.get_global_func("ffi.Module.load_from_file.ll")(bitcode, "bc")
+        host = load_bitcode(Path(bitcode))
         devices = device_modules.made(saved, sources)
         if devices is None:
             return None
