@@ -40,7 +40,7 @@ run-ocr: need-compiler $(VENV)/.installed-run ## Two networks that read text: li
 	TVM_NUM_THREADS=$${TVM_NUM_THREADS:-$$($(CORES))} $(BIN)/python -m bench.ocr $(ARGS)
 
 test: lint ## Check style and types, then run the tests (ARGS for pytest)
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-emulator: need-compiler $(VENV)/.installed-test ## Every CUDA micro-kernel in the emulator (half an hour)
 	$(BIN)/python -m pytest -m emulator --numprocesses $(TEST_PROCESSES) $(ARGS)

@@ -45,6 +45,7 @@ from rich.table import Table
 
 from bench.callgrind import Profile, total_own
 from bench.console import wide_console
+from bench.instruction_calls import JOBS, KINDS, Job
 from bench.packed_calls import (
     DRIVER,
     LIBRARY,
@@ -62,51 +63,9 @@ from bench.packed_calls import (
 #: Instructions that entry to first micro-kernel may take for a shape seen before.
 LIMIT = 1500
 
-#: How the driver calls: (packed function, what the call is).
-KINDS = {
-    "linear": ("moonpoly_linear_f32", "constant weight"),
-    "plain": ("moonpoly_matmul_f32", "two matrices"),
-    "scores": ("moonpoly_matmul_f32", "attention, b by columns"),
-    "values": ("moonpoly_matmul_f32", "attention, b by rows"),
-}
 PARTS = ("checks", "planning", "sharing", "region")
 
 _PLANNER = re.compile(r"_internal_moonpoly_(plan|with_blocks|group_cost|edge_cost)")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One call of the kind ``kind`` of `KINDS`, for ``batch`` products (m, k) @ (k, n)."""
-
-    kind: str
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.batch},{self.m},{self.n},{self.k}"
-
-
-JOBS = (
-    Job("linear", 1, 384, 384),
-    Job("linear", 1, 3072, 768),
-    Job("linear", 4, 768, 768),
-    Job("linear", 33, 384, 384),
-    Job("linear", 128, 768, 768),
-    Job("linear", 128, 768, 3072),
-    Job("linear", 512, 3072, 768),
-    Job("linear", 7, 1001, 768),
-    Job("linear", 2048, 768, 768),
-    Job("plain", 1, 768, 768),
-    Job("plain", 128, 768, 768),
-    Job("scores", 16, 16, 64, 12),
-    Job("scores", 128, 128, 64, 12),
-    Job("scores", 1, 33, 64, 12),
-    Job("values", 16, 64, 16, 12),
-    Job("values", 128, 64, 128, 12),
-    Job("values", 1, 64, 33, 12),
-)
 
 
 @dataclass(frozen=True)

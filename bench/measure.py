@@ -111,15 +111,21 @@ def interleave(
     for turn in range(rounds):
         if turn % 2 == 0 and turn >= fewest and clock() - start > max_seconds:
             break
-        shift = turn % len(names) if names else 0
-        order = names[shift:] + names[:shift]
-        for name in reversed(order) if turn % 2 else order:
+        for name in order_of(names, turn):
             if seconds[name] and seconds[name][-1] < WARM_SECONDS:
                 runners[name]()
             # Calibrated anew each round: on a machine that got faster since, the count rises.
             each, repeats[name] = sample(runners[name], repeats[name], min_seconds, clock)
             seconds[name].append(each)
     return seconds
+
+
+def order_of(names: Iterable[str], turn: int) -> list[str]:
+    """The order of round ``turn``: it rotates, and every other round runs backwards."""
+    found = list(names)
+    shift = turn % len(found) if found else 0
+    order = found[shift:] + found[:shift]
+    return order[::-1] if turn % 2 else order
 
 
 def paired_ratio(peer: Sequence[float], ours: Sequence[float]) -> Ratio:

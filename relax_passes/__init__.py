@@ -6,6 +6,7 @@ from .check_operands import CheckOperands
 from .check_reshapes import CheckReshapes
 from .fold_into_convolutions import FoldIntoConvolutions
 from .join_norms import JoinNorms
+from .keep_nan import KeepNaN
 from .map_weights import MapWeights
 from .merge_products import MergeProducts
 from .normalize_operators import NormalizeOperators
@@ -14,6 +15,7 @@ from .polymerize import PolymerizeDynamicOps
 from .polymerize_convolutions import PolymerizeConvolutions
 from .report import Entry, Report
 from .schedule_memory_bound import ScheduleMemoryBound
+from .search_rows import SearchRows
 from .shape_facts import ShapeFacts, facts
 from .shape_facts_prim import TellPrimFuncs
 from .shape_promises import PromiseShapes
@@ -33,6 +35,7 @@ __all__ = [
     "MapWeights",
     "MergeProducts",
     "JoinNorms",
+    "KeepNaN",
     "NormalizeOperators",
     "PolymerizeConvolutions",
     "PolymerizeDynamicOps",
@@ -40,6 +43,7 @@ __all__ = [
     "Range",
     "Report",
     "ScheduleMemoryBound",
+    "SearchRows",
     "ShapeFacts",
     "SinkReshapes",
     "TellPrimFuncs",

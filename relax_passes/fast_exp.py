@@ -44,6 +44,16 @@ def fast_exp(x: Expr) -> Expr:
     return _exp_from_smallest(at_most(x, LARGEST))
 
 
+def fast_exp_below_zero(x: Expr) -> Expr:
+    """exp(x) for a float32 expression of at most 0, or NaN; 0 where it is less than 2**-126.5."""
+
+    def scaled(bits: Expr, r: Expr) -> Expr:
+        return (exp_of_rest(r) + f32(1.0)) * power_of_two(bits)
+
+    # From there on, the bits of the power are all zero, and so is the power.
+    return split_exponent(at_least(x, -EXPONENT_BIAS * LN2), EXPONENT_BIAS, scaled)
+
+
 def fast_sigmoid(x: Expr) -> Expr:
     """1 / (1 + exp(-x)) for a float32 expression, also where exp(-x) overflows.
 

@@ -21,6 +21,7 @@ from .cuda import CompileKernels
 from .fold_into_convolutions import FoldIntoConvolutions
 from .host_code import KeepHostCode
 from .join_norms import JoinNorms
+from .keep_nan import KeepNaN
 from .map_weights import MapWeights
 from .merge_products import MergeProducts
 from .normalize_operators import NormalizeOperators
@@ -28,8 +29,10 @@ from .own_variables import OwnVariables
 from .polymerize import PolymerizeDynamicOps
 from .polymerize_convolutions import PolymerizeConvolutions
 from .report import Report, report_of
+from .reuse_storages import ReuseStorages
 from .round_storages import RoundStorages
 from .schedule_memory_bound import ScheduleMemoryBound
+from .search_rows import SearchRows
 from .shape_facts_prim import TellPrimFuncs
 from .shape_promises import Promise, PromiseShapes
 from .sink_reshapes import SinkReshapes
@@ -185,7 +188,7 @@ def _cpu_passes(
         # Phase 2. The libraries that TVM itself brings for sampling and sorting.
         *cpu.library_dispatch_passes(target),
         # Phase 3. Reshapes become views, the other operators loops, fused where elementwise.
-        *([JoinNorms(target)] if schedule_memory_bound else []),
+        *([JoinNorms(target), SearchRows(target)] if schedule_memory_bound else []),
         *_edited(
             cpu.legalize_passes(target),
             {
@@ -200,13 +203,14 @@ def _cpu_passes(
         *cpu.dataflow_lower_passes(target),
         # Phase 5. The loops pass over memory once, in vectors, and know what is promised of sizes.
         TellPrimFuncs(),
+        KeepNaN(target),
         *([ScheduleMemoryBound(target)] if schedule_memory_bound else []),
         *([VectorMath(target)] if vector_math else []),
         # Phase 6. Memory planning, computation of shapes, built-ins of the virtual machine.
         *_edited(
             cpu.finalize_passes(target),
             {
-                plan_memory.REPLACES: [plan_memory.PlanMemory()],
+                plan_memory.REPLACES: [plan_memory.PlanMemory(), ReuseStorages()],
                 own_errors.FOLLOWS: [relax.transform.VMShapeLower(), own_errors.OwnErrors(target)],
                 "KillAfterLastUse": [
                     RoundStorages(),

@@ -20,12 +20,12 @@ class PlanMemory:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         planned = relax.transform.StaticPlanBlockMemory()(mod)
         for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function) and _has_branches(func):
+            if isinstance(func, relax.Function) and has_branches(func):
                 planned.update_func(planned.get_global_var(gv.name_hint), func)
         return planned
 
 
-def _has_branches(func: relax.Function) -> bool:
+def has_branches(func: relax.Function) -> bool:
     found: list[relax.If] = []
     relax.analysis.post_order_visit(
         func, lambda expr: found.append(expr) if isinstance(expr, relax.If) else None

@@ -65,15 +65,15 @@ class RowLoop:
         needed = [each for each, skip in zip(body, empty, strict=True) if not skip]
         wide = s_tir.SBlock(
             [],
-            [self._whole(region) for region in self.block.reads],
-            [self._whole(region) for region in self.block.writes],
+            [self.whole(region) for region in self.block.reads],
+            [self.whole(region) for region in self.block.writes],
             self.block.name_hint,
             SeqStmt(needed) if len(needed) > 1 else needed[0],
             alloc_buffers=list(buffers),
         )
         return s_tir.SBlockRealize([], True, wide)
 
-    def _whole(self, region: TensorRegion) -> TensorRegion:
+    def whole(self, region: TensorRegion) -> TensorRegion:
         """All that the loop touches: the full dim wherever the axis appears in it."""
         zero = self.number(0)
         ranges = [

@@ -8,11 +8,13 @@ shuffle.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad, Var
+from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt
 
 from .column_tables import Nest, Table, match_columns
@@ -21,7 +23,7 @@ from .pooling_match import INDEX
 from .renamed import renamed
 from .tir_terms import variables
 
-LANES = 16
+WIDTHS = (16, 8)  # elements of the result in a vector: the narrow ones for short rows
 
 
 def schedule_columns(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFunc | None:
@@ -32,15 +34,16 @@ def schedule_columns(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFu
     nest = match_columns(func)
     if nest is None:
         return None
-    twice = tirx.decl_buffer((1,), "bool", "twice") if _is_copy(nest) else None
-    body = _planes(nest, twice, ForKind.SERIAL)
+    copied = _copied(nest) if _is_copy(nest) else None
+    body = _planes(nest, copied, ForKind.SERIAL)
     if parallel and len(nest.axes) > 2:
         total = reduce(lambda a, b: a * b, nest.extents)
-        shared = renamed(_planes(nest, twice, ForKind.PARALLEL))
+        shared = renamed(_planes(nest, copied, ForKind.PARALLEL))
         body = IfThenElse(total >= MIN_ITERATIONS, shared, body)
-    first: list[Stmt] = [_filled(nest, table) for table in nest.tables]
-    if twice is not None:
-        first += _find_out(nest, twice)
+    first: list[Stmt] = [_filled(nest.column, nest.extents[-1], each) for each in nest.tables]
+    if copied is not None:
+        first += [_filled(nest.axes[-2], nest.extents[-2], copied.rows), *_find_out(nest, copied)]
+    own = [] if copied is None else [copied.twice, copied.rows.buffer]
     root = func.body.block
     block = s_tir.SBlock(
         [],
@@ -48,10 +51,26 @@ def schedule_columns(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFu
         [],
         root.name_hint,
         SeqStmt([*first, body]),
-        alloc_buffers=[*(each.buffer for each in nest.tables), *([] if twice is None else [twice])],
+        alloc_buffers=[*(each.buffer for each in nest.tables), *own],
         annotations=root.annotations,
     )
     return func.with_body(s_tir.SBlockRealize([], True, block))
+
+
+@dataclass(frozen=True, eq=False)
+class Copied:
+    """Of a nest that but copies elements: from which row each row is, and whether each element of
+    a row is taken two times."""
+
+    rows: Table
+    twice: Var
+
+
+def _copied(nest: Nest) -> Copied:
+    value = nest.value.indices[-2]
+    shape = (Analyzer().simplify(tirx.max(nest.extents[-2], _number(1))),)
+    rows = Table(tirx.decl_buffer(shape, str(value.ty), "row_of"), value)
+    return Copied(rows, tirx.decl_buffer((1,), "bool", "twice"))
 
 
 def _is_copy(nest: Nest) -> bool:
@@ -70,23 +89,24 @@ def _is_copy(nest: Nest) -> bool:
     )
 
 
-def _find_out(nest: Nest, twice: Var) -> list[Stmt]:
-    """Set `twice` to whether each element of a row is taken two times."""
-    (table,) = nest.tables
+def _find_out(nest: Nest, copied: Copied) -> list[Stmt]:
+    """Set `twice`. Of an odd number of columns, the last vector would begin between two that are
+    the same."""
+    (table,), twice = nest.tables, copied.twice
 
     def both(i: Expr) -> Stmt:
         same = table.buffer[i] == tirx.floordiv(i, _number(2)).astype(str(table.value.ty))
         return BufferStore(twice, tirx.all(twice[0], same), [_number(0)])
 
-    yes = BufferStore(twice, tirx.const(True, "bool"), [_number(0)])
+    yes = BufferStore(twice, tirx.floormod(nest.extents[-1], _number(2)) < 1, [_number(0)])
     return [yes, _each(nest.extents[-1], both)]
 
 
-def _planes(nest: Nest, twice: Var | None, kind: ForKind) -> Stmt:
+def _planes(nest: Nest, copied: Copied | None, kind: ForKind) -> Stmt:
     """The nest; its outermost loops, if of another kind than serial, as one."""
     outer = nest.axes[:-2]
     row, column = nest.axes[-2:]
-    line = _row(nest, [*outer, row], twice)
+    line = _row(nest, [*outer, row], copied)
     stmt = For(row, _number(0), nest.extents[-2], ForKind.SERIAL, line)
     if kind == ForKind.SERIAL:
         for axis, extent in reversed(list(zip(outer, nest.extents, strict=False))):
@@ -103,7 +123,7 @@ def _planes(nest: Nest, twice: Var | None, kind: ForKind) -> Stmt:
     return For(plane, _number(0), count, kind, stmt)
 
 
-def _row(nest: Nest, at: list[Expr], twice: Var | None) -> Stmt:
+def _row(nest: Nest, at: list[Expr], copied: Copied | None) -> Stmt:
     def element(i: Expr) -> Stmt:
         value = tvm_ffi.structural_map(
             nest.value, (Var, lambda var: i if var.same_as(nest.column) else var)
@@ -112,47 +132,51 @@ def _row(nest: Nest, at: list[Expr], twice: Var | None) -> Stmt:
 
     width = nest.extents[-1]
     plain = _each(width, element)
-    if twice is None:
+    if copied is None:
         return plain
-    *outer, source_row, _ = nest.value.indices
-    row = at[-1]
+    outer, row_of, row = nest.value.indices[:-2], copied.rows.buffer, at[-1]
 
-    def doubled(chunk: Expr) -> Stmt:
-        half = tirx.Ramp(chunk * (LANES // 2), _number(1), LANES // 2)
-        lanes = [tirx.const(lane // 2, "int32") for lane in range(LANES)]
-        vector = nest.value.source[(*outer, source_row, half)]
-        value = tirx.Shuffle([vector, vector], lanes)  # as many lanes are given as are taken
-        return BufferStore(
-            nest.store.buffer, value, [*at, tirx.Ramp(chunk * LANES, _number(1), LANES)]
-        )
+    def doubled(first: Expr, lanes: int) -> Stmt:
+        half = tirx.Ramp(tirx.floordiv(first, _number(2)), _number(1), lanes // 2)
+        taken = [tirx.const(lane // 2, "int32") for lane in range(lanes)]
+        vector = nest.value.source[(*outer, row_of[row], half)]
+        value = tirx.Shuffle([vector, vector], taken)  # as many lanes are given as are taken
+        place = [*at, tirx.Ramp(first, _number(1), lanes)]
+        return BufferStore(nest.store.buffer, value, place)
 
-    def copied(i: Expr) -> Stmt:
-        above = nest.store.buffer[(*at[:-1], row - 1, i)]
-        return BufferStore(nest.store.buffer, above, [*at, i])
+    def above(first: Expr, lanes: int) -> Stmt:
+        place = tirx.Ramp(first, _number(1), lanes) if lanes > 1 else first
+        value = nest.store.buffer[(*at[:-1], row - 1, place)]
+        return BufferStore(nest.store.buffer, value, [*at, place])
 
-    before = tvm_ffi.structural_map(
-        source_row, (Var, lambda var: row - 1 if var.same_as(row) else var)
-    )
-    chunks = tirx.floordiv(width, _number(LANES))
-    rest = width - chunks * LANES
-
-    def in_vectors(vector: Callable[[Expr], Stmt], single: Callable[[Expr], Stmt]) -> Stmt:
-        last = _each(rest, lambda i: single(chunks * LANES + i))
-        return SeqStmt([_each(chunks, vector), last])
-
-    same = in_vectors(lambda chunk: copied(tirx.Ramp(chunk * LANES, _number(1), LANES)), copied)
-    new = IfThenElse(twice[0], in_vectors(doubled, element), plain)
-    return IfThenElse(tirx.all(row > 0, source_row == before), same, new)
+    same = _in_vectors(width, above, _each(width, lambda i: above(i, 1)))
+    new = IfThenElse(copied.twice[0], _in_vectors(width, doubled, _each(width, element)), plain)
+    return IfThenElse(tirx.all(row > 0, row_of[row] == row_of[row - 1]), same, new)
 
 
-def _filled(nest: Nest, table: Table) -> Stmt:
+def _in_vectors(width: Expr, vector: Callable[[Expr, int], Stmt], one_by_one: Stmt) -> Stmt:
+    """A row in vectors, the last of which may overlap the one before; where there is none, the
+    loop `one_by_one`."""
+
+    def vectors(lanes: int) -> Stmt:
+        whole = _each(tirx.floordiv(width, _number(lanes)), lambda i: vector(i * lanes, lanes))
+        rest = tirx.floormod(width, _number(lanes)) > 0
+        return SeqStmt([whole, IfThenElse(rest, vector(width - lanes, lanes), None)])
+
+    chosen = one_by_one
+    for lanes in reversed(WIDTHS):
+        chosen = IfThenElse(width >= lanes, vectors(lanes), chosen)
+    return chosen
+
+
+def _filled(axis: Var, extent: Expr, table: Table) -> Stmt:
     def entry(i: Expr) -> Stmt:
         value = tvm_ffi.structural_map(
-            table.value, (Var, lambda var: i if var.same_as(nest.column) else var)
+            table.value, (Var, lambda var: i if var.same_as(axis) else var)
         )
         return BufferStore(table.buffer, value, [i])
 
-    return _each(nest.extents[-1], entry)
+    return _each(extent, entry)
 
 
 def _each(extent: Expr, body: Callable[[Expr], Stmt]) -> Stmt:

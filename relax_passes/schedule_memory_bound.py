@@ -8,7 +8,9 @@ from tvm.target import Target
 
 from tvm_moonpoly.arguments import target_of
 
+from .bound_exponents import bound_exponents
 from .fused_loops import fuse_loops
+from .join_passes import join_passes
 from .parallel_rows import choose, is_large
 from .row_divisors import invert_divisors
 from .row_loops import LANES
@@ -54,6 +56,7 @@ class ScheduleMemoryBound:
             scheduled = rule(func, parallel=self.cores > 1)
             if scheduled is not None:
                 return scheduled
+        func = bound_exponents(func)
         serial = schedule_rows(func)
         if serial is None:
             return None
@@ -68,5 +71,5 @@ class ScheduleMemoryBound:
 
 
 def _vectorized(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    func = widen_reductions(in_steps(fuse_loops(func), LANES))
+    func = widen_reductions(join_passes(in_steps(fuse_loops(func), LANES)))
     return vectorize_columns(split_pieces(invert_divisors(func)))

@@ -22,9 +22,7 @@ from .pooling_match import INDEX, Pooling, Window, match_pooling
 from .tir_terms import variables
 
 Load = Callable[[list[Expr]], Expr]
-LANES = 8
-# Of two vectors of which the second begins at the last element of the first.
-EVERY_SECOND = (0, 2, 4, 6, 9, 11, 13, 15)
+WIDTHS = (8, 4)  # lanes of a vector: the narrow ones for planes of few columns
 
 
 def schedule_pooling(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFunc | None:
@@ -78,34 +76,45 @@ def _columns(found: Pooling, at: list[Expr], first: Expr, end: Expr) -> Stmt:
     if window is not None and window.stride > 2:
         return one_by_one
 
-    def vector(start: Expr) -> Stmt:
+    def vector(start: Expr, lanes: int) -> Stmt:
         if window is not None and window.stride == 2:
-            return _every_second(found, at, start)
-        return _lanes(lambda lane: _element(found, [*at, start + lane], inside=True))
+            return _every_second(found, at, start, lanes)
+        return _lanes(lambda lane: _element(found, [*at, start + lane], inside=True), lanes)
 
-    chunks = SeqStmt(
-        [
-            _each(_simple(count // LANES), lambda chunk: vector(first + chunk * LANES)),
-            IfThenElse(tirx.floormod(count, _number(LANES)) > 0, vector(end - LANES), None),
-        ]
-    )
-    return IfThenElse(count >= LANES, chunks, one_by_one)
+    def vectors(lanes: int) -> Stmt:
+        return SeqStmt(
+            [
+                _each(_simple(count // lanes), lambda i: vector(first + i * lanes, lanes)),
+                IfThenElse(
+                    tirx.floormod(count, _number(lanes)) > 0, vector(end - lanes, lanes), None
+                ),
+            ]
+        )
+
+    # In a sum with pads, what the conditions of each tap cost is more than narrow vectors save.
+    conditional = found.combine is tirx.Add and any(each and each.padded for each in found.windows)
+    chosen = one_by_one
+    for lanes in reversed(WIDTHS[:1] if conditional else WIDTHS):
+        chosen = IfThenElse(count >= lanes, vectors(lanes), chosen)
+    return chosen
 
 
-def _every_second(found: Pooling, at: list[Expr], start: Expr) -> Stmt:
-    """The results of windows two columns apart: of two vectors of the source, every second lane."""
+def _every_second(found: Pooling, at: list[Expr], start: Expr, lanes: int) -> Stmt:
+    """The results of windows two columns apart: of two vectors of the source, of which the second
+    begins at the last element of the first, every second lane."""
     start_of = tirx.Var("start", INDEX)
+    taken = [2 * lane + (2 * lane >= lanes) for lane in range(lanes)]
 
     def load(indices: list[Expr]) -> Expr:
         *outer, first = indices
-        halves = [found.source[(*outer, _ramp(first + past))] for past in (0, LANES - 1)]
-        return tirx.Shuffle(halves, [tirx.const(lane, "int32") for lane in EVERY_SECOND])
+        halves = [found.source[(*outer, _ramp(first + past, lanes))] for past in (0, lanes - 1)]
+        return tirx.Shuffle(halves, [tirx.const(lane, "int32") for lane in taken])
 
-    identity = tirx.Broadcast(found.identity, LANES)
+    identity = tirx.Broadcast(found.identity, lanes)
     total = _pooled(found, [*at, start_of], True, load, identity)
     stores: list[Stmt] = [
         tirx.Bind(start_of, start),
-        BufferStore(found.result, total, [*at, _ramp(start_of)]),
+        BufferStore(found.result, total, [*at, _ramp(start_of, lanes)]),
     ]
     if not isinstance(found.value, TensorLoad):
 
@@ -113,7 +122,7 @@ def _every_second(found: Pooling, at: list[Expr], start: Expr) -> Stmt:
             place = [*at, start_of + lane]
             return _store(found, place, found.result[tuple(place)], inside=True)
 
-        stores.append(_lanes(post))
+        stores.append(_lanes(post, lanes))
     return SeqStmt(stores)
 
 
@@ -159,7 +168,7 @@ def _pooled(found: Pooling, at: list[Expr], inside: bool, load: Load, identity: 
         if conditions:
             within = reduce(tirx.all, conditions)
             if not identity.same_as(found.identity):
-                within = tirx.Broadcast(within, LANES)
+                within = tirx.Broadcast(within, int(identity.lanes))
             element = tirx.Select(within, element, identity)
         value = found.combine(value, element)
     return value
@@ -227,13 +236,13 @@ def _each(extent: Expr, body: Callable[[Expr], Stmt]) -> Stmt:
     return For(var, _number(0), extent, ForKind.SERIAL, body(var))
 
 
-def _lanes(body: Callable[[Expr], Stmt]) -> Stmt:
+def _lanes(body: Callable[[Expr], Stmt], lanes: int) -> Stmt:
     var = tirx.Var("lane", INDEX)
-    return For(var, _number(0), _number(LANES), ForKind.VECTORIZED, body(var))
+    return For(var, _number(0), _number(lanes), ForKind.VECTORIZED, body(var))
 
 
-def _ramp(first: Expr) -> Expr:
-    return tirx.Ramp(first, _number(1), LANES)
+def _ramp(first: Expr, lanes: int) -> Expr:
+    return tirx.Ramp(first, _number(1), lanes)
 
 
 def _simple(value: Expr) -> Expr:

@@ -12,7 +12,8 @@ from tvm.target import Target
 
 from tvm_moonpoly.arguments import target_of
 
-from .fast_exp import f32, fast_exp, fast_sigmoid, fma
+from .bound_exponents import is_bounded
+from .fast_exp import f32, fast_exp, fast_exp_below_zero, fast_sigmoid, fma
 from .odd_functions import fast_erf, fast_tanh
 
 FUNCTIONS: dict[Op, Callable[[Expr], Expr]] = {
@@ -49,7 +50,10 @@ def use_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def replace(call: Call) -> Expr:
         function = FUNCTIONS.get(call.op) if str(call.ty) == "float32" else None
-        return call if function is None else function(call.args[0])
+        if function is None:
+            return call
+        (x,) = call.args
+        return fast_exp_below_zero(x) if function is fast_exp and is_bounded(x) else function(x)
 
     body = tvm_ffi.structural_map(func.body, (Call, replace))
     return func.with_body(tvm_ffi.structural_map(body, (tirx.Mul, _without_name_in_product)))

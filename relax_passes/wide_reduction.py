@@ -7,11 +7,12 @@ partial results, put together at the end, are as exact, and as fast as memory al
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Op, TensorLoad, Var
-from tvm.tirx import BufferStore, For, ForKind, Stmt
+from tvm.tirx import BufferStore, For, ForKind, SeqStmt, Stmt
 
 from .row_loops import LANES, RowLoop, row_loop
 from .tir_terms import IF_THEN_ELSE, REDUCTION, variables
@@ -38,14 +39,16 @@ def widen_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _widen(loop: For) -> Stmt:
     row = row_loop(loop)
-    if row is None or row.axis.iter_type != REDUCTION:
-        return loop
+    return in_lanes(row) if row is not None and is_wide(row) else loop
+
+
+def is_wide(row: RowLoop) -> bool:
+    """Whether `row` is such a reduction."""
     value = row.store.value
-    if type(value) not in COMBINE or str(value.ty) != "float32":
-        return loop
-    if not _accumulates(row.store) or not runs_along(value.b, row.axis.var):
-        return loop
-    return _lanes(row)
+    if row.axis.iter_type != REDUCTION or type(value) not in COMBINE:
+        return False
+    along = str(value.ty) == "float32" and runs_along(value.b, row.axis.var)
+    return along and _accumulates(row.store)
 
 
 def _accumulates(store: BufferStore) -> bool:
@@ -96,7 +99,8 @@ def _is_offset(index: Expr, var: Var) -> bool:
     return var.same_as(index)
 
 
-def _lanes(row: RowLoop) -> Stmt:
+def in_lanes(row: RowLoop, first: Callable[[Expr], Stmt] | None = None) -> Stmt:
+    """The reduction in lanes; before an element at a place is read, `first` of that place."""
     store, chunks = row.store, row.chunks
     combine, number = COMBINE[type(store.value)], row.number
     indices = [row.at(index, number(0)) for index in store.indices]
@@ -110,7 +114,10 @@ def _lanes(row: RowLoop) -> Stmt:
         return BufferStore(partial, combine(partial[lane], value), [lane])
 
     def step(chunk: Expr) -> Stmt:
-        return row.lanes(lambda lane: add_to(lane, row.at(store.value.b, chunk * LANES + lane)))
+        add = row.lanes(lambda lane: add_to(lane, row.at(store.value.b, chunk * LANES + lane)))
+        if first is None:
+            return add
+        return SeqStmt([row.lanes(lambda lane: first(chunk * LANES + lane)), add])
 
     def fold(width: int) -> Stmt:
         return row.each(
@@ -120,7 +127,8 @@ def _lanes(row: RowLoop) -> Stmt:
         )
 
     def last(i: Expr) -> Stmt:
-        return total(row.at(store.value.b, chunks * LANES + i))
+        add = total(row.at(store.value.b, chunks * LANES + i))
+        return add if first is None else SeqStmt([first(chunks * LANES + i), add])
 
     identity = tirx.const(IDENTITY[type(store.value)], "float32")
     body = [

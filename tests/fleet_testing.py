@@ -7,12 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+
+from patience import wait_until
 
 from tvm_moonpoly.tuning.measuring import remote
 
 KEY = "made/up"
+
+#: A server takes the first of so many ports that is free. The tracker must get the one that it is
+#: asked for; where that was taken meanwhile, so many are tried.
+_PORTS, _TRIES = 50, 5
 
 
 def free_port() -> int:
@@ -26,11 +32,15 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.address = ("127.0.0.1", free_port())
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        host, port = self.address
-        self._start("tracker", "rpc_tracker", f"--host={host}", *_ports(port))
-        self._until(lambda: self.registered() is not None)
+        for _ in range(_TRIES):
+            self.address = ("127.0.0.1", free_port())
+            host, port = self.address
+            self._start("tracker", "rpc_tracker", f"--host={host}", *_ports(port, 1))
+            self._until(lambda: self._ended("tracker") or self.registered() is not None)
+            if not self._ended("tracker"):
+                break
+        assert not self._ended("tracker"), self.log("tracker")
 
     @property
     def rpc(self) -> str:
@@ -40,7 +50,7 @@ class Servers:
         """Start servers; their log files have these names."""
         before = self.registered() or 0
         for name in names:
-            place = ["--host=127.0.0.1", *_ports(free_port())]
+            place = ["--host=127.0.0.1", *_ports(free_port(), _PORTS)]
             self._start(name, "rpc_server", f"--tracker={self.rpc}", f"--key={KEY}", *place)
         self._until(lambda: self.registered() == before + len(names))
 
@@ -76,13 +86,12 @@ class Servers:
                 start_new_session=True,
             )
 
-    def _until(self, there: object) -> None:
-        assert callable(there)
-        deadline = time.monotonic() + 60
-        while not there():
-            assert time.monotonic() < deadline, [self.log(name) for name in self._processes]
-            time.sleep(0.05)
+    def _ended(self, name: str) -> bool:
+        return self._processes[name].poll() is not None
+
+    def _until(self, there: Callable[[], object]) -> None:
+        assert wait_until(there), [self.log(name) for name in self._processes]
 
 
-def _ports(port: int) -> list[str]:
-    return [f"--port={port}", f"--port-end={port + 1}"]
+def _ports(first: int, count: int) -> list[str]:
+    return [f"--port={first}", f"--port-end={first + count}"]

@@ -144,8 +144,10 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 
-def growth(vm):
-    """By how many KiB the process grows in 10,000 calls, after the first thousand."""
+def growth(vm, most=512, attempts=3):
+    """By how many KiB the process grows in 10,000 calls, after the first thousand. Where that is
+    more than ``most``, the least of some attempts: what is lost is lost each time, and what the
+    allocator keeps is not."""
     calls = [
         (vm[name], [tvm_ffi.from_dlpack(array) for array in arrays])
         for name, *arrays in calls_of_many_sizes()
@@ -157,9 +159,12 @@ def growth(vm):
             function(*arguments)
 
     repeat(1000)
-    before = resident_kib()
-    repeat(10_000)
-    return resident_kib() - before
+    grown = []
+    while len(grown) < attempts and (not grown or min(grown) > most):
+        before = resident_kib()
+        repeat(10_000)
+        grown.append(resident_kib() - before)
+    return min(grown)
 
 
 def child(vm, patience):
@@ -191,11 +196,12 @@ def main():
 
     vm = compile_model(tvm_moonpoly.detect_target(cores=2))
     before = threads()
-    seen = {"forked before": child(vm, patience=60)}
+    seen = {"forked before": child(vm, patience=300)}
     check(vm, "linear", tensor(400, K))
     seen["started"] = threads() - before
     seen["growth"] = growth(vm)
-    seen["forked after"] = child(vm, patience=4)
+    # with threads of TVM's pool it is known to hang
+    seen["forked after"] = child(vm, patience=4 if seen["started"] else 300)
     check(vm, "linear", tensor(400, K))
     print(json.dumps(seen))
 

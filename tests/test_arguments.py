@@ -63,10 +63,12 @@ TAKES_TARGET = [
     relax_passes.FoldIntoConvolutions,
     relax_passes.FuseAttention,
     relax_passes.JoinNorms,
+    relax_passes.KeepNaN,
     relax_passes.NormalizeOperators,
     relax_passes.PolymerizeConvolutions,
     relax_passes.PolymerizeDynamicOps,
     relax_passes.ScheduleMemoryBound,
+    relax_passes.SearchRows,
     relax_passes.VectorMath,
 ]
 

@@ -10,13 +10,15 @@ import pytest
 from rich.console import Console
 
 from bench.conv import cases, cli, summary
+from bench.conv.beside import BESIDE
 from bench.conv.layer import CLASSES, DEPTHWISE, FIRST, POINTWISE, WINDOW, Layer
 from bench.conv.operands import error_in, make_operands
-from bench.conv.peers import OURS, PEER_NAMES, PLACES, Peer, processes
+from bench.conv.peers import LIBRARIES, OURS, PEER_NAMES, PLACES, Peer, processes
 from bench.conv.report import print_document
 from bench.conv.worker import Candidates
 from bench.gemm.journal import Journal, Record
 from bench.gemm.run import Effort
+from bench.goals import in_doubt
 
 LAYER = Layer(2, 6, 7, 9, 8, (3, 2), (2, 1), (1, 0, 2, 1), (1, 2), 2, "a network")
 
@@ -150,7 +152,7 @@ def test_a_process_for_each_library():
 
 def record(layer, ours, peers):
     rounds = {OURS: ours, "fma_peak": [1.0] * len(ours), **peers}
-    return Record(layer, 1, rounds, {"tvm_plain": "not timed"})
+    return Record(layer, 1, rounds, {"torch_nchw": "not timed"})
 
 
 @pytest.fixture
@@ -158,8 +160,10 @@ def journal(tmp_path):
     depthwise = Layer(1, 8, 9, 9, 8, (3, 3), groups=8, network="b")
     with Journal(tmp_path / "j.jsonl", {"versions": {}, "machine": {}}, kind=Layer) as made:
         made.note(1, {"peak_flops": 1000, "candidates": {OURS: "a mode"}})
-        made.add(record(LAYER, [1.0] * 8, {"torch_nhwc": [2.0] * 8, "tvm_hand": [0.1] * 8}))
+        made.add(record(LAYER, [1.0] * 8, {"torch_nhwc": [2.0] * 8}))
         made.add(record(depthwise, [1.0] * 8, {"torch_nhwc": [0.8] * 8, "onnxruntime": [3.0] * 8}))
+        by_hand = {OURS: [1.0] * 6, "fma_peak": [1.0] * 6, "tvm_hand": [0.1] * 6}
+        made.add(Record(LAYER, 1, by_hand, {}, "beside TVM by hand"))
         yield made
 
 
@@ -170,18 +174,21 @@ def test_figures(journal):
     assert worst["loss"] and worst["floor"] == 0.90
     assert worst["kernel"] == (3, 3) and worst["output"] == [7, 7]
     # a schedule written by hand is compared with, but is not the best library
-    assert (best["best"], best["vs_best"], best["vs"]["tvm_hand"]) == ("torch_nhwc", 2.0, 0.1)
+    assert (best["best"], best["vs_best"], best["vs"]) == ("torch_nhwc", 2.0, {"torch_nhwc": 2.0})
+    (by_hand,) = doc["beside"]
+    assert by_hand["engine"] == "tvm_hand" and by_hand["rows"][0]["ratio"] == pytest.approx(0.1)
     assert best["of_peak"] == pytest.approx(LAYER.flops / 1000)
     window, depthwise = doc["classes"]
     assert window["met"] and window["target"] == 1.12
     assert not depthwise["met"] and depthwise["losses_that_count"] == 1
-    assert doc["losses"] == [worst["key"]] == summary.in_doubt(doc["rows"])
+    assert doc["losses"] == [worst["key"]] == in_doubt(doc["rows"])
     console = Console(width=200, record=True)
     print_document(console, doc, each=True)
     text = console.export_text()
     assert text.index("1 of 2 layers are slower") < text.index("layers of")
-    assert "absent at 2 layers: tvm_plain: not timed" in text
-    with pytest.raises(ValueError, match="no layer of 2 threads"):
+    assert "absent at 2 layers: torch_nchw: not timed" in text
+    assert "on 1 layer, of at most 2 GFLOP each" in text and "faster in 1 of them" in text
+    with pytest.raises(ValueError, match="no case of 2 threads"):
         summary.document(journal, 2)
 
 
@@ -244,7 +251,6 @@ def test_every_beginning_of_a_run_is_a_fair_sample():
 
 def test_a_run_that_has_to_stop(tmp_path, monkeypatch):
     """No layer is begun that would last longer; what is left is left to the next run."""
-    from bench.conv import session
     from bench.gemm.threads import passes
 
     times = [1.0] * 8
@@ -252,11 +258,38 @@ def test_a_run_that_has_to_stop(tmp_path, monkeypatch):
     effort = Effort(rounds=8, min_seconds=0.01, case_seconds=8, budget=60)
     console = Console(quiet=True)
     with Journal(tmp_path / "j.jsonl", {}, kind=Layer) as journal:
-        now = session.time.monotonic()
-        assert not session.measure_layers(None, [LAYER], effort, 1, journal, console, now)
-        assert not journal.records
-        assert session.measure_layers(None, [LAYER], effort, 1, journal, console, now + 60)
-        assert [one.shape for one in journal.records] == [LAYER]
+
+        def measured(stop: float) -> bool:
+            return passes.measure_twice(
+                None,
+                lambda: passes.to_do([LAYER], (), journal, 1),
+                lambda layer, part: 1.0,
+                effort,
+                1,
+                journal,
+                console,
+                ours=OURS,
+                start=passes.time.monotonic(),
+                stop=stop,
+            )
+
+        assert not measured(0.5) and not journal.records
+        assert measured(60) and [one.shape for one in journal.records] == [LAYER]
+
+
+def test_schedules_are_measured_on_a_sample():
+    plain, by_hand = BESIDE
+    every = cases.in_turn(cases.all_cases())
+    found = {peer.engine: peer.pick(every) for peer in BESIDE}
+    for peer in BESIDE:
+        assert len(found[peer.engine]) == 24 and peer.pick(found[peer.engine][:3])
+        classes = [layer.group for layer in found[peer.engine]]
+        assert {classes.count(name) for name in CLASSES} == {6}
+    assert max(layer.flops for layer in found["tvm_plain"]) <= 0.1e9
+    assert max(layer.flops for layer in found["tvm_hand"]) > 1e9
+    assert all(layer.groups in (1, layer.c) for layer in found["tvm_hand"])
+    assert {peer.engine for peer in BESIDE} == set(PEER_NAMES) - set(LIBRARIES)
+    assert plain.mode != by_hand.mode
 
 
 def test_float16_beside_float32():

@@ -21,7 +21,8 @@ from bench.gemm.operands import make_operands
 from bench.gemm.peers import DEFAULT_NAMES, DIRECT, OURS, VM, Peer
 from bench.gemm.run import PEAK, READ, Bench, Effort
 from bench.gemm.shapes import Shape
-from tvm_moonpoly.costmodel.tables import CostTable, TaskCost, Traffic
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import TaskCost
 from tvm_moonpoly.microkernels.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]

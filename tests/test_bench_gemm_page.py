@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from bench.gemm import page
-from bench.gemm.document import document
+from bench.gemm.document import FORMAT, document
 from bench.gemm.journal import BUSY, Journal, Record
 from bench.gemm.peers import DIRECT, VM
 from bench.gemm.run import PEAK
 from bench.gemm.shapes import Shape
+from bench.pages import RESULTS, ROOT, markers, read_documents, replace_section
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
+BEGIN, END = markers("gemm")
 
 
 def test_the_readme_has_what_the_committed_results_give():
-    docs = [page.read_document(path) for path in sorted(RESULTS.glob("gemm-*-thread*.json"))]
+    docs = read_documents(sorted(RESULTS.glob("gemm-*-thread*.json")), FORMAT)
     assert docs
     readme = (ROOT / "README.md").read_text()
     made = page.section(docs, "bench/results/gemm-losses.md")
-    assert page.replace_section(readme, made) == readme
+    assert replace_section(readme, made, "gemm") == readme
     assert (RESULTS / "gemm-losses.md").read_text() == page.losses_page(docs)
 
 
@@ -62,7 +62,7 @@ def written(tmp_path) -> tuple[str, str]:
     """README and page of a run of one thread and one of two, given in the wrong order."""
     readme, losses = tmp_path / "README.md", tmp_path / "results" / "losses.md"
     losses.parent.mkdir()
-    readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     documents = [str(make_document(tmp_path, threads)) for threads in (2, 1)]
     options = ["--readme", str(readme), "--losses", str(losses)]
     assert page.main([*documents, *options]) == 0
@@ -74,7 +74,7 @@ def written(tmp_path) -> tuple[str, str]:
 
 def test_the_section_names_machine_versions_targets_and_the_losses(written):
     text, _ = written
-    assert text.startswith(f"before\n{page.BEGIN}\n") and text.endswith(f"{page.END}\nafter\n")
+    assert text.startswith(f"before\n{BEGIN}\n") and text.endswith(f"{END}\nafter\n")
     assert "old" not in text
     flat = " ".join(text.split())
     assert "2-core A CPU (L1 32K; FMA peak 100.0 GFLOP/s on one thread)" in flat
@@ -125,14 +125,14 @@ def test_what_is_no_such_document_or_readme_is_refused(tmp_path, capsys):
     readme.write_text("nothing")
     with pytest.raises(SystemExit):
         page.main([str(make_document(tmp_path, 1)), "--readme", str(readme)])
-    assert page.BEGIN in capsys.readouterr().err
+    assert BEGIN in capsys.readouterr().err
     assert readme.read_text() == "nothing"
 
 
 def test_documents_of_several_states_are_not_put_together(tmp_path, capsys):
     documents = [make_document(tmp_path, 1), make_document(tmp_path, 2, code="another")]
     readme = tmp_path / "README.md"
-    readme.write_text(f"{page.BEGIN}\n{page.END}\n")
+    readme.write_text(f"{BEGIN}\n{END}\n")
     with pytest.raises(SystemExit):
         page.main([*map(str, documents), "--readme", str(readme)])
     assert "another state of the code" in capsys.readouterr().err

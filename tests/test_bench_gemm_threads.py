@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
 from bench_threads_worker import fake
+from patience import DEADLINE, wait_until
 from rich.console import Console
 
 from bench.gemm import bandwidth, peak
@@ -29,8 +29,9 @@ from bench.gemm.threads.candidates import checked_runs
 from bench.gemm.threads.crew import LOSSES, Crew
 from bench.gemm.threads.libraries import PLACEMENT, libraries_for, worker_environment
 from bench.gemm.threads.link import Link, WorkerLost
-from bench.gemm.threads.rounds import measure_case, order_of, seed_of
+from bench.gemm.threads.rounds import measure_case, seed_of
 from bench.gemm.threads.static import static_plans
+from bench.measure import order_of
 from tvm_moonpoly.planner.plan import BMode, Plan
 
 pytestmark = pytest.mark.skipif(
@@ -55,16 +56,6 @@ def state_of(pid: int) -> str:
 def gone(pid: int) -> bool:
     """Whether a process has ended; one that only waits to be reaped has."""
     return state_of(pid) in ("", "Z", "X")
-
-
-def wait_until(holds, seconds: float = 20.0) -> bool:
-    """Whether ``holds()`` becomes true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.fixture
@@ -103,7 +94,8 @@ def test_all_but_the_asked_worker_are_stopped(crew_of, monkeypatch):
     assert asked == [{"T"}] * len(asked)
     assert len(asked) == 3 + 4 * 6 + 3  # prepare, samples of two candidates each, release
     assert {len(times) for times in seconds.values()} == {4}
-    assert all(1e-4 < each < 0.1 for times in seconds.values() for each in times)
+    # in seconds: a call sleeps a ten-thousandth of one
+    assert all(1e-4 < each < 10 for times in seconds.values() for each in times)
 
 
 def test_stopping_and_resuming_twice_is_harmless(crew_of):
@@ -141,7 +133,7 @@ def test_no_worker_outlives_the_host(how):
         assert len(pids) == 3  # the process that keeps a core busy is the third
         assert "T" in [state_of(pid) for pid in pids]
         host.send_signal(how)
-        host.wait(20)
+        host.wait(DEADLINE)
         assert wait_until(lambda: all(gone(pid) for pid in pids))
     finally:
         host.kill()
@@ -169,11 +161,10 @@ def test_dead_worker_is_absent_for_the_case_and_started_again(crew_of):
 def test_hanging_worker_is_killed_when_its_time_is_up(crew_of):
     crew = crew_of("hangs", "fine")
     pid = crew.pids["hangs"]
-    start = time.monotonic()
-    seconds, absent = measure_case(crew, BAD, rounds=2, min_seconds=0.001, patience=1.0)
-    assert time.monotonic() - start < 15
+    # so long that the other one answers in time wherever it runs; the call lasts an hour
+    seconds, absent = measure_case(crew, BAD, rounds=2, min_seconds=0.001, patience=4.0)
     assert set(seconds) == {"plain_fine", "other_fine"}
-    assert absent["other_hangs"] == "no answer within 1 s"
+    assert absent["other_hangs"] == "no answer within 4 s"
     assert gone(pid)
 
 
@@ -207,9 +198,9 @@ def test_asking_a_lost_worker_says_so(crew_of):
     crew = crew_of("one")
     os.kill(crew.pids["one"], signal.SIGKILL)
     with pytest.raises(WorkerLost, match="SIGKILL"):
-        crew.ask("one", "anything", 5)
+        crew.ask("one", "anything", DEADLINE)
     with pytest.raises(WorkerLost, match="lost before"):
-        crew.ask("one", "anything", 5)
+        crew.ask("one", "anything", DEADLINE)
 
 
 def test_wrong_result_is_found_in_the_worker():
@@ -304,9 +295,9 @@ def test_busy_core_is_kept_busy_until_the_block_ends():
     cpu = max(os.sched_getaffinity(0))
     with busy_core(cpu, ENVIRONMENT) as spinner:
         assert os.sched_getaffinity(spinner.pid) == {cpu}
-        before = spinner.ask("", 20)
-        time.sleep(1.0)
-        assert spinner.ask("", 20) - before > 0.15  # others may be at work here too
+        before = spinner.ask("", DEADLINE)
+        # others may be at work here too
+        assert wait_until(lambda: spinner.ask("", DEADLINE) - before > 0.15)
         pid = spinner.pid
     assert gone(pid)
 
@@ -396,7 +387,7 @@ def test_run_fills_the_journal_and_goes_on_from_it(tmp_path, monkeypatch):
         pytest.skip("needs two CPUs")
     console = Console(file=(tmp_path / "printed").open("w"))
     shapes = [Shape(9, 40, 24), Shape(3, 8, 16, 2, transposed=True)]
-    effort = Effort(rounds=2, min_seconds=0.001, case_seconds=1, budget=200)
+    effort = Effort(rounds=2, min_seconds=0.001, case_seconds=1, budget=1e6)
     with Journal(tmp_path / "journal", {"machine": "any"}) as journal:
         session.run_threads(shapes, ["openblas"], effort, 2, journal, console)
         for shape in shapes:
@@ -424,7 +415,7 @@ def test_run_fills_the_journal_and_goes_on_from_it(tmp_path, monkeypatch):
         raise AssertionError("measured again")
 
     monkeypatch.setattr(session, "in_doubt", lambda rows: [])
-    monkeypatch.setattr(session, "Crew", unexpected)
+    monkeypatch.setattr(session, "crew_of", unexpected)
     with Journal(tmp_path / "journal", {"machine": "any"}) as journal:
         assert journal.resumed
         session.run_threads(shapes, ["openblas"], effort, 2, journal, console)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import mmap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from tvm import relax, tirx, topi
 
 from bench.engines import Engine
 from bench.gemm.journal import Journal, Record
-from bench.gemm.page import read_document, replace_section
 from bench.gemm.run import Effort
+from bench.goals import in_doubt
 from bench.models import (
     build,
     cli,
@@ -33,10 +32,7 @@ from bench.models.build import ORT, OURS, PLAIN, TORCH, Artifact
 from bench.models.cases import GROUPS, Case, all_cases, smallest
 from bench.models.report import print_document
 from bench.models.zoo import NETWORKS
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
-
+from bench.pages import RESULTS, markers, read_documents, replace_section
 
 # The sizes
 
@@ -72,9 +68,9 @@ def test_a_case_is_kept_as_json():
     assert case.flops == 2 * 60e6
 
 
-def test_the_smallest_of_each_network():
+def test_the_smallest_of_each_group():
     found = smallest(all_cases(["minilm", "prefill", "decode"]))
-    assert [case.key for case in found] == ["minilm/1x7", "decode/1x1x1"]
+    assert [case.key for case in found] == ["minilm/1x7", "prefill/1x7x0", "decode/1x1x1"]
 
 
 @pytest.mark.parametrize("name", ["vit", "decoder", "resnet"])
@@ -99,7 +95,7 @@ def journal(tmp_path):
     """A run of three sizes: a gain, a loss that counts, and one that does not."""
     header = {
         "machine": {"cpu": "A CPU", "cores": 2},
-        "versions": {"onnxruntime": "1.32.0", "apache-tvm": "0.27"},
+        "versions": {"onnxruntime": "1.32.0", "apache-tvm": "0.27", "torch": "2.13"},
     }
     with Journal(tmp_path / "j.jsonl", header, kind=Case) as found:
         mebi = 1 << 20
@@ -107,7 +103,11 @@ def journal(tmp_path):
         found.note(
             1,
             {
-                "build_seconds": {f"{OURS} vit": {"processor": 4.25}},
+                "build_seconds": {
+                    f"{OURS} vit": {"processor": 4.25},
+                    f"{TORCH} vit": {"processor": 61.8, "graphs": 2, "sizes": 3},
+                    f"{TORCH} decoder": {"failed": "too slow"},
+                },
                 "memory": {"vit": {OURS: sides, ORT: sides | {"peak": 175 * mebi}}},
             },
         )
@@ -117,6 +117,8 @@ def journal(tmp_path):
         for size, peer, ratio in ((1, TORCH, 1.5), (2, TORCH, 0.9), (1, PLAIN, 40.0)):
             mode = next(one.mode for one in BESIDE if one.engine == peer)
             found.add(record(Case("vit", (size,)), 1e-3, ratio * 1e-3, mode))
+        absent = {PLAIN: "too large"}
+        found.add(Record(Case("vit", (8,)), 1, {OURS: [1e-3] * 8}, absent, "beside plain TVM"))
         yield found
 
 
@@ -125,29 +127,31 @@ def test_figures(journal):
     assert found["losses"] == ["vit/1", "decode/1x1x1"]
     first, second, third = found["rows"]
     assert first["loss"] and not second["loss"]
-    assert first["vs"] == {ORT: 0.5, TORCH: pytest.approx(1.5), PLAIN: pytest.approx(40)}
-    assert third["vs"] == {ORT: 2.0, TORCH: pytest.approx(0.9)}
+    assert first["vs"] == {ORT: 0.5} and third["vs"] == {ORT: 2.0}
+    ratios = {part["engine"]: [row["ratio"] for row in part["rows"]] for part in found["beside"]}
+    assert ratios == {TORCH: pytest.approx([1.5, 0.9]), PLAIN: [pytest.approx(40), None]}
     vit, decode = found["groups"]
     assert vit["vs_best"] == pytest.approx(1) and not vit["met"] and vit["losses_that_count"] == 1
     assert vit["target"] == 1.10 and vit["build_seconds"] == {"processor": 4.25}
     assert decode["vs_best"] == pytest.approx(0.95) and decode["memory"] is None
-    assert summary.in_doubt(summary.rows_of(journal, 1)) == ["vit/1", "decode/1x1x1"]
-    with pytest.raises(ValueError, match="no size of 2 threads"):
+    assert in_doubt(summary.rows_of(journal, 1)) == ["vit/1", "decode/1x1x1"]
+    with pytest.raises(ValueError, match="no case of 2 threads"):
         summary.document(journal, 2)
-
-
-def test_what_is_left_is_in_doubt_or_new(journal):
-    cases = [*all_cases(["vit"]), Case("decode", (1, 1, 1))]
-    left = session.left_of(cases, journal, 1)
-    assert left[Case("vit", (1,))] == 1 and Case("vit", (2,)) not in left
-    assert left[Case("vit", (8,))] == 0
 
 
 def test_the_tables_print_everything(journal):
     console = Console(width=240, record=True, file=io.StringIO())
     print_document(console, summary.document(journal, 1), each=True)
     text = console.export_text()
-    for wanted in ("2 of 3 sizes are slower", "1 count", "vit/1", "40.00", "4.2", "ViT-S/16", "75"):
+    for wanted in (
+        "2 of 3 sizes are slower",
+        "1 count",
+        "vit/1",
+        "vit/2 (0.90, 0.90..0.90)",
+        "4.2",
+        "ViT-S/16",
+        "75",
+    ):
         assert wanted in text
 
 
@@ -161,13 +165,11 @@ def test_a_longer_case_is_expected_to_take_longer():
 
 
 def test_the_page_has_what_the_committed_results_give():
-    docs = [
-        read_document(path, summary.FORMAT) for path in sorted(RESULTS.glob("models-*-thread*"))
-    ]
+    docs = read_documents(sorted(RESULTS.glob("models-*-thread*")), summary.FORMAT)
     assert docs
     text = page.PAGE.read_text()
     made = page.section(docs, "../bench/results/models-losses.md")
-    assert replace_section(text, made, page.MARKERS) == text
+    assert replace_section(text, made, "models") == text
     assert (RESULTS / "models-losses.md").read_text() == page.losses_page(docs)
 
 
@@ -176,7 +178,7 @@ def test_the_pages(journal, tmp_path):
     document = summary.document(journal, 1)
     made.write_text(json.dumps({**document, "remark": "The machine was quiet."}))
     text, losses = tmp_path / "models.md", tmp_path / "losses.md"
-    begin, end = page.MARKERS
+    begin, end = markers("models")
     text.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     for _ in range(2):
         assert page.main([str(made), "--readme", str(text), "--losses", str(losses)]) == 0
@@ -185,19 +187,18 @@ def test_the_pages(journal, tmp_path):
     flat = " ".join(written.split())
     assert "\nold\n" not in written and "time of onnxruntime 1.32.0 divided by ours" in flat
     assert "3 of the " in flat and "The machine was quiet." in flat
-    assert "plain TVM 0.27 has dynamic shapes too, and was timed on the smallest size of" in flat
-    assert page.measured_in([document]) == list(BESIDE)
-    assert page.measured_in([{"groups": [{"vs": {ORT: 1.5}}]}]) == []
+    assert "In brackets: at how many sizes torch.compile and plain TVM were timed." in flat
+    assert "torch.compile 2.13, with dynamic shapes as ours, was timed beside ours on 2" in flat
+    assert "and is faster in 1 of them: vit/2 (0.90, 0.90..0.90). To compile" in flat
+    assert "of the processor: ViT-S/16 62 s (2 graphs for 3 sizes); decoder too slow." in flat
+    assert "plain TVM 0.27, with dynamic shapes as ours, was timed beside ours on 1 size," in flat
+    assert "faster in 0 of them. Not timed on 1: too large." in flat
     goal = "| ViT-S/16 | 2 | **1.00** | 1.10, none < 0.92 | no: ratio, floor | 1 | 1 | 0.50 |"
     assert " | worst | vs torch.compile | vs plain TVM | build, s | " in written
-    assert f"{goal} 1.16 | 40.00 | 4.2 | 50 | 75 |" in written
+    assert f"{goal} 1.16 (2) | 40.00 (1) | 4.2 | 50 | 75 |" in written
     assert "[All 2 of 3 sizes in which a library is faster](losses.md)" in flat
     page_of_losses = losses.read_text()
-    assert "| onnxruntime's ms | vs torch.compile | vs plain TVM |" in page_of_losses
-    assert "| yes | vit/1 | 0.50 | 0.50..0.50 | 8 | 1.00 | 0.50 | 1.50 | 40.00 |" in page_of_losses
-    flat = " ".join(page_of_losses.split())
-    assert "torch.compile was measured on 2 sizes, and is faster at vit/2 (0.90)." in flat
-    assert "plain TVM was measured on 1 sizes, and is faster at none." in flat
+    assert "| yes | vit/1 | 0.50 | 0.50..0.50 | 8 | 1.00 | 0.50 |" in page_of_losses
     assert "2 sizes are slower, of which 1 count." in page_of_losses
     prose = [line for line in (written + page_of_losses).splitlines() if not line.startswith("|")]
     assert max(map(len, prose)) <= 100
@@ -223,9 +224,9 @@ def test_peers_are_those_that_are_installed(monkeypatch):
 def test_slow_peers_are_measured_on_few_sizes():
     torch, plain = BESIDE
     cases = all_cases(["vit", "prefill", "decode"])
-    assert plain.cases(cases) == smallest(cases)
-    assert torch.cases(cases) == all_cases(["vit", "prefill", "decode"], quick=True)
-    assert torch.cases([Case("vit", (8,))]) == []
+    assert plain.pick(cases) == smallest(cases)
+    assert torch.pick(cases) == all_cases(["vit", "prefill", "decode"], quick=True)
+    assert torch.pick([Case("vit", (8,))]) == []
     effort = Effort(rounds=12, min_seconds=0.01, case_seconds=5, budget=60)
     assert [peer.effort(effort).rounds for peer in BESIDE] == [6, 2]
     assert torch.effort(Effort(2, 0.01, 5, 60)).fewest == 2
@@ -312,7 +313,15 @@ def test_a_network_that_does_not_compile_is_told_of(tmp_path, monkeypatch):
 
 def test_how_often_torch_compiled_is_told():
     built = {"processor": 71.6, "graphs": 5, "sizes": 6, "wall": 90.0}
-    assert session.graphs_of(built) == "5 graphs for 6 sizes, 72 s of the processor"
+    assert build.graphs_of(built) == "5 graphs for 6 sizes"
+
+
+def test_a_network_that_takes_too_long_to_compile_is_told_of(tmp_path, monkeypatch):
+    command = "import time; time.sleep(60)"
+    monkeypatch.setattr(build, "command", lambda artifact: [build.sys.executable, "-c", command])
+    monkeypatch.setattr(build, "LONGEST", 0.2)
+    found = build.build_missing([TORCH], ["vit"], 1, tmp_path, {})
+    assert found == {f"{TORCH} vit": {"failed": "compiling took longer than 0 s"}}
 
 
 def test_resident_memory():

@@ -83,7 +83,9 @@ def test_scores_that_others_use_are_kept():
     assert error_against(run_onnxruntime(model, 1), feed, found) < 1e-5
 
 
-def test_one_graph_serves_all_sizes(monkeypatch):
+@pytest.fixture
+def graphs(monkeypatch):
+    """Counts the graphs that torch makes; none of them is compiled, which takes half a minute."""
     from torch._dynamo.utils import counters
 
     def compile_without_code(module, *, options, **how):
@@ -91,9 +93,14 @@ def test_one_graph_serves_all_sizes(monkeypatch):
         return compile_by_torch(module, backend="eager", **how)
 
     compile_by_torch = torch.compile
-    monkeypatch.setattr(torch, "compile", compile_without_code)  # the code takes half a minute
+    monkeypatch.setattr(torch, "compile", compile_without_code)
     torch._dynamo.reset()
     counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    assert not counters["graph_break"]
+
+
+def test_one_graph_serves_all_sizes(graphs):
     model = attention_model()
     reference = run_onnxruntime(model, 1)
     engine = engine_of(model, torch.get_num_threads(), time.perf_counter())
@@ -101,7 +108,31 @@ def test_one_graph_serves_all_sizes(monkeypatch):
         feed = {"x": np.random.default_rng(batch).standard_normal((batch, rows, WIDTH), np.float32)}
         found = as_arrays(engine.prepare(feed)())
         assert error_against(reference, feed, found) < 1e-5
-    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize(
+    "network,sizes,most",
+    [
+        (networks_vit, [(2,), (5,), (1,), (3,)], 2),
+        (networks_resnet, [(2, 64, 47), (3, 33, 40), (1, 33, 40), (1, 64, 64)], 2),
+        # of one sequence or several, one new token or several, an empty cache, one token or several
+        (
+            networks_decoder,
+            [(1, 5, 0), (1, 9, 0), (2, 3, 0), (1, 1, 1), (1, 1, 7), (4, 1, 6), (3, 1, 4)],
+            5,
+        ),
+    ],
+    ids=["vit", "resnet", "decoder"],
+)
+def test_sizes_of_one_and_none_have_graphs_of_their_own(graphs, network, sizes, most):
+    model = network.build(network.SMALL)
+    reference = run_onnxruntime(model, 1)
+    engine = engine_of(model, torch.get_num_threads(), time.perf_counter())
+    for size in sizes:
+        feed = network.feed(network.SMALL, *size)
+        assert error_against(reference, feed, as_arrays(engine.prepare(feed)())) < 1e-5
+    assert graphs() <= most
 
 
 def test_an_operator_that_there_is_not_is_named():

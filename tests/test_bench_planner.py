@@ -45,7 +45,8 @@ from bench.planner.variants import (
     variants,
     waves_alone,
 )
-from tvm_moonpoly.costmodel.tables import RESIDENCIES, TRIPS, CostTable, Level, Residency, TaskCost
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import RESIDENCIES, TRIPS, Level, Residency, TaskCost
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.counts import priced

@@ -27,7 +27,8 @@ from tvm_moonpoly import logs, versions
 from tvm_moonpoly.cli import bench, command, info, main, output
 from tvm_moonpoly.cli import compile as compile_command
 from tvm_moonpoly.cli import explain as explain_command
-from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.operators import cache, described
@@ -867,12 +868,24 @@ def _first(entry, value):
     entry["alone"][0][0] = value
 
 
+def _width(kernel):
+    return kernel["record"]["nv"]
+
+
 def _too_large(lines):
     """Another width, complete with all of its heights, but for more registers than there are."""
     entries = [json.loads(line) for line in lines[1:]]
-    taken = [each for each in entries if each.get("record", {}).get("nv") == 1]
-    widest = max(each["record"]["nv"] for each in entries if "record" in each)
-    added = [{**each, "record": {**each["record"], "nv": widest + 1}} for each in taken]
+    kernels = [each for each in entries if "record" in each]
+
+    def form(kernel):
+        return kernel["record"]["packed_a"], kernel["record"]["in_place_b"]
+
+    widest = {form(each): each["record"]["nv"] for each in sorted(kernels, key=_width)}
+    added = [
+        {**each, "record": {**each["record"], "nv": widest[form(each)] + 1}}
+        for each in kernels
+        if _width(each) == 1
+    ]
     for each in added:
         del each["sum"]
     return [lines[0], *(logs.encode(each).decode() for each in added), *lines[1:]]

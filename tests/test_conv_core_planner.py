@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -155,3 +157,16 @@ def test_workspace_is_bounded(setting):
         assert conv_blocks.workspace_bytes(plan) <= max(
             buffer // BAND_PART, 4 * plan.workers * one
         ), each
+
+
+def test_pixels_that_lie_apart_are_costly_to_copy(setting):
+    """Those of strided 1x1 convolutions, where the input is beyond the second-level cache."""
+    machine, table = setting
+    near = Convolution(1, 4, 4, channels=64, outputs=128, strides=(2, 2), size=(8, 8))
+    far = replace(near, n=8 * machine.l2_bytes // (8 * 8 * 64 * 4))
+    windows = replace(far, kernel=(3, 3))
+    assert [conv.scattered(each, machine) for each in (near, far, windows)] == [False, True, False]
+    block = conv_blocks.Cut(1, 28, 1, 1)
+    costs = [conv.filling(each, Form.PIXELS, block, machine, table) for each in (near, far)]
+    more = 28 * conv.SCATTERED * table.traffic.axpy_step
+    assert costs[1] - costs[0] == more

@@ -87,7 +87,7 @@ LARGE = {
     "long rows": (ConvSpec((1, 1), 64, 72, padding=(0, 5, 1, 0)), 1, 2, 6000),
     "5x5": (ConvSpec((5, 5), 208, 52, padding=(2, 2, 2, 2)), 6, 7, 7),
     "one image": (ConvSpec((5, 5), 832, 128, padding=(2, 2, 2, 2)), 1, 7, 7),
-    "strides": (ConvSpec((3, 3), 256, 130, (2, 2), (1, 1, 1, 1)), 4, 5, 5),
+    "strides": (ConvSpec((5, 5), 256, 130, (2, 2), (2, 2, 2, 2)), 4, 7, 7),
 }
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_moonpoly import native, operators
-from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import TaskCost
 from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
 from tvm_moonpoly.operators.operator_library import OperatorLibrary, functions

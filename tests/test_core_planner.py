@@ -14,16 +14,14 @@ from tvm.target import Target
 
 import tvm_moonpoly
 from tvm_moonpoly import logs, native, operators
-from tvm_moonpoly.costmodel.tables import (
-    BLOCKINGS,
+from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import (
     RESIDENCIES,
     SEGMENTS,
     TRIPS,
-    CostTable,
     Level,
     Residency,
     TaskCost,
-    Traffic,
     segment,
 )
 from tvm_moonpoly.emit import INT, Functions, loop

@@ -93,7 +93,7 @@ def test_what_each_pass_changed(explained):
 def test_the_time_of_each_function_measured_and_predicted(explained):
     found = explained.ours.profile
     times = {each.name: each for each in found.functions}
-    assert 0 < sum(each.seconds for each in found.functions) < 10 * found.total + 1e-3
+    assert 0 < sum(each.seconds for each in found.functions) < 100 * found.total + 1e-2
     linear = times["moonpoly_linear_f32"]
     assert (
         linear.calls == 1 and linear.shapes[0] == (2, 12, 16) and linear.shapes[-1] == (2, 12, 32)

@@ -399,7 +399,7 @@ for key in ("a", "b", "c"):
 
 
 @pytest.mark.parametrize(
-    "end, reason", [("os.abort()", "the process died"), ("time.sleep(60)", "no answer in 1 s")]
+    "end, reason", [("os.abort()", "the process died"), ("time.sleep(3600)", "no answer in 4 s")]
 )
 def test_a_process_that_dies_or_hangs_is_started_again(tmp_path, end, reason):
     path = tmp_path / "results.jsonl"
@@ -412,12 +412,13 @@ def test_a_process_that_dies_or_hangs_is_started_again(tmp_path, end, reason):
         given.append(seconds)
         return [sys.executable, "-c", code]
 
-    assert supervise(command, lines, 60.0, stall=1.0, say=quiet) == 0
+    # so long that a process is started in time wherever this runs
+    assert supervise(command, lines, 600.0, stall=4.0, say=quiet) == 0
     lines.refresh()
     assert lines.done("correct") == {"a", "b", "c"}
     (failed,) = [r for r in lines.records if "failed" in r]
     assert failed["key"] == "b" and reason in failed["failed"]
-    assert len(given) == 2 and given[1] < given[0] <= 60.0
+    assert len(given) == 2 and given[1] < given[0] <= 600.0
 
 
 def test_a_process_that_cannot_measure_is_not_started_again(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import tvm
+from patience import DEADLINE
 from tvm.target import Target
 
 import tvm_moonpoly
@@ -121,8 +122,9 @@ def _append_many(path, writer, count):
 
 
 @pytest.mark.parametrize("kind", [processes.Process, threading.Thread], ids=["process", "thread"])
-def test_many_writers_at_once_lose_nothing(path, kind):
+def test_many_writers_at_once_lose_nothing(path, kind, monkeypatch):
     """Also not when all of them begin the log."""
+    monkeypatch.setattr(store, "_PATIENCE", DEADLINE)
     writers = [kind(target=_append_many, args=(path, i, 40)) for i in range(5)]
     for writer in writers:
         writer.start()
@@ -169,22 +171,30 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_had_written(path):
         last = len(read(path).log.entries) - 1
 
 
-def _replace_many(path, count):
-    for i in range(count):
+def _replace_many(path, enough):
+    i = 0
+    while i < 40 or not enough.is_set():
         assert logs.write(path, MACHINE, [entry(i)] * 50)
+        i += 1
 
 
 def test_a_reader_never_sees_half_of_a_replaced_log(path):
     logs.write(path, MACHINE, [entry(0)] * 50)
-    writer = processes.Process(target=_replace_many, args=(path, 40))
+    enough = processes.Event()
+    writer = processes.Process(target=_replace_many, args=(path, enough))
     writer.start()
-    seen = 0
-    while writer.is_alive():
-        found = numbers(path)
-        assert len(found) == 50 and len(set(found)) == 1
-        seen += 1
-    writer.join()
-    assert writer.exitcode == 0 and seen > 5
+    seen = []
+    try:
+        while writer.is_alive():
+            found = numbers(path)
+            assert len(found) == 50 and len(set(found)) == 1
+            seen.append(found[0])
+            if len(set(seen)) > 5:
+                enough.set()
+    finally:
+        enough.set()
+        writer.join()
+    assert writer.exitcode == 0 and len(set(seen)) > 5
     assert {p.name for p in path.parent.iterdir()} == {path.name, store.lock_path(path).name}
 
 
@@ -225,7 +235,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(path):
     result = processes.Queue()
     child = processes.Process(target=_with_little_space, args=(path, result))
     child.start()
-    assert [result.get(timeout=60), result.get(timeout=60)] == [False, False]
+    assert [result.get(timeout=600), result.get(timeout=600)] == [False, False]
     child.join()
     assert path.read_bytes() == before
     assert {p.name for p in path.parent.iterdir()} == {path.name, store.lock_path(path).name}
@@ -354,9 +364,9 @@ def test_hostile_lines_are_refused_with_a_reason(path, line, reason, warnings):
     """Quickly, also where Python would take long, and at no cost to other lines."""
     logs.write(path, MACHINE, [entry(1), entry(2)])
     first, second, third = path.read_bytes().splitlines()
-    start = time.process_time()
+    start = time.thread_time()
     log = logs.parse(b"\n".join([first, second, line, third]), "log")
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 20  # also where everything takes ten times as long
     assert [each["number"] for each in log.entries] == [1, 2]
     (said,) = warnings()
     assert said.startswith("log: line 3 is skipped: ") and reason in said
@@ -417,14 +427,17 @@ def test_many_damaged_lines_are_told_in_a_few(path, warnings):
     assert len(said) == 4 and said[-1] == "log: 997 more lines are skipped"
 
 
-def test_a_large_file_of_something_else_is_given_up_soon(path, warnings):
+def test_a_large_file_of_something_else_is_given_up_soon(path, warnings, monkeypatch):
     """Not after minutes: it would be looked at for each compilation."""
     logs.write(path, MACHINE, [entry(1)])
-    whole, few, many = path.read_bytes(), b"x\n" * 10_000, b"x\n" * 20_000_000
+    whole, few, many = path.read_bytes(), b"x\n" * 10_000, b"x\n" * 1_000_000
     assert logs.parse(whole + few, "log").entries
-    start = time.process_time()
+    looked_at = []
+    monkeypatch.setattr(
+        document, "decode", lambda line: looked_at.append(line) or lines.decode(line)
+    )
     assert logs.parse(whole + many, "log") is None
-    assert time.process_time() - start < 5
+    assert len(looked_at) == whole.count(b"\n") + document.MAX_FAULTS + 1
     assert warnings()[-1] == "log: skipped, more than 10000 of its lines are damaged"
 
 

@@ -16,6 +16,7 @@ from tvm import relax
 import tvm_moonpoly as mp
 from bench.engines import OURS, Engine, run_onnxruntime, run_tvm
 from bench.models import networks_decoder, networks_resnet, networks_vit
+from bench.models.memory import resident
 from relax_passes import Report
 
 
@@ -136,6 +137,30 @@ def test_the_decoder_goes_on_from_its_own_cache():
             )
             begin += count
         np.testing.assert_allclose(np.concatenate(found, 1), expected, rtol=0, atol=2e-5)
+
+
+def test_a_growing_cache_takes_no_more_memory(target):
+    """What a call returns is what the next one reads, without a copy; of many texts."""
+    config = networks_decoder.SMALL
+    written = networks_decoder.build(config)
+    names = [each.name for each in written.graph.input]
+    engine = run_tvm(OURS, mp.import_onnx(written), target, mp.pipeline(target), names)
+    caches = networks_decoder.caches(config, "past_key_values")
+    rng = np.random.default_rng(0)
+
+    def write(calls: int) -> int:
+        while calls > 0:
+            batch, seq = rng.integers(1, 4), rng.integers(1, 20)
+            feed = networks_decoder.feed(config, batch, seq, 0)
+            for _ in range(rng.integers(10, 40)):
+                _, *present = engine.prepare(feed)()
+                past = dict(zip(caches, map(np.from_dlpack, present), strict=True))
+                feed = {networks_decoder.INPUT: feed[networks_decoder.INPUT][:, :1], **past}
+                calls -= 1
+        return resident("RssAnon")
+
+    before = write(300)
+    assert write(1000) - before <= GROWTH
 
 
 @pytest.mark.parametrize("name", list(MODELS))

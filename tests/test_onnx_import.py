@@ -507,6 +507,30 @@ def test_clip_and_dropout_and_identity():
     assert "call_tir" not in module.script()
 
 
+@pytest.mark.parametrize("operator", ["Max", "Min"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_extremes_are_operators_of_two_that_pass_nan_on(operator, count):
+    names = ["a", "b", "c"][:count]
+
+    def feed(n):
+        rng = np.random.default_rng(n)
+        values = {name: rng.standard_normal((n, 4)).astype(np.float32) for name in names}
+        for at, value in enumerate(values.values()):
+            value.flat[at::5] = np.nan
+        return values
+
+    model = make([node(operator, names, ["y"])], {name: ["n", 4] for name in names})
+    module = mp.import_onnx(model)
+    assert str(module).count(f"R.{operator.lower()}imum") == count - 1
+    target = mp.detect_target(cores=1)
+    executable = tvm.compile(module, target, relax_pipeline=mp.pipeline(target))
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for n in (0, 1, 7):
+        found, wanted = outputs_of(vm, feed(n)), session.run(None, feed(n))
+        np.testing.assert_array_equal(found[0], wanted[0])
+
+
 def test_powers_of_another_type():
     nodes = [
         node("Pow", ["x", "two"], ["p"]),

@@ -22,6 +22,7 @@ METHODS = {
 }
 SIZES = {
     "twice": lambda h, w: (h * 2, w * 2),
+    "nearly twice": lambda h, w: (h * 2 - 1, w * 2 - 1),
     "three times": lambda h, w: (h * 3, w * 3),
     "half": lambda h, w: (h // 2, w // 2),
     "others": lambda h, w: (h + 4, w + 9),
@@ -58,6 +59,7 @@ def call(func, x, size):
 
 PAIRS = [
     ("nearest", "twice"),
+    ("nearest", "nearly twice"),
     ("nearest", "three times"),
     ("nearest, rounded", "half"),
     ("nearest, rounded", "others"),

@@ -293,8 +293,8 @@ def test_switched_off():
     np.testing.assert_allclose(result, reference(x.astype("float64")), rtol=2e-5, atol=2e-5)
 
 
-def test_softmax_has_neither_libm_nor_full_size_temporaries():
-    """Each temporary is needed for one row, and so is allocated for one."""
+def test_softmax_has_neither_libm_nor_temporaries_of_rows():
+    """What is needed of a row is in its result, and a few numbers beside it."""
     x = relax.Var("x", relax.TensorType((N, S, S), "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
@@ -315,8 +315,7 @@ def test_softmax_has_neither_libm_nor_full_size_temporaries():
         sizes.extend(tuple(buffer.shape) for buffer in block.alloc_buffers)
 
     tvm_ffi.structural_walk(lowered.body, (tvm.s_tir.SBlock, visit))
-    (row,) = (size for size in sizes if any(not isinstance(dim, tirx.IntImm) for dim in size))
-    assert [int(dim) for dim in row[:2]] == [1, 1]
+    assert sizes and all(isinstance(dim, tirx.IntImm) for size in sizes for dim in size)
     assert "T.exp(" not in func.script() and "T.vectorized(" in func.script()
 
 

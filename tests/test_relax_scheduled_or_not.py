@@ -44,7 +44,7 @@ BY_ROW = {
     "gelu by tanh": op.nn.gelu_tanh,
     "silu": op.nn.silu,
     "where": lambda x: op.where(
-        op.greater(x, relax.const(0.0, "float32")), op.exp(op.negative(x)), op.erf(x)
+        op.greater(x, relax.const(0.0, "float32")), op.exp(op.negative(x)), op.exp(x)
     ),
     "hardswish": lambda x: op.multiply(x, op.clip(op.add(x, relax.const(3.0, "float32")), 0, 6)),
     "halves exchanged": lambda x: op.concat(

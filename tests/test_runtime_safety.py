@@ -335,7 +335,7 @@ def seen(request):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=1200,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     result = json.loads(ran.stdout.splitlines()[-1])

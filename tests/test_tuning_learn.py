@@ -11,15 +11,8 @@ import pytest
 from test_core_planner import NativePlanner
 from tuning_testing import MACHINE
 
-from tvm_moonpoly.costmodel.tables import (
-    RESIDENCIES,
-    TRIPS,
-    CostTable,
-    Level,
-    Residency,
-    TaskCost,
-    Traffic,
-)
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import RESIDENCIES, TRIPS, Level, Residency, TaskCost
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.planner.counts import priced

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 from test_core_planner import AVX2, random_table
 
-from tvm_moonpoly.costmodel.tables import RESIDENCIES, CostTable, TaskCost, Traffic
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import RESIDENCIES, TaskCost
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.planner import spec

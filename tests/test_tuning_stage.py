@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import DEADLINE, wait_until
 from tuning_testing import made_up, stage_of
 
 from tvm_moonpoly import logs, operators
@@ -75,11 +76,8 @@ def lines_of(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for(condition, seconds=120.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+def wait_for(condition):
+    assert wait_until(condition)
 
 
 def test_a_real_stage_that_is_killed_goes_on(tmp_path, machine):
@@ -107,15 +105,15 @@ def test_a_real_stage_that_is_killed_goes_on(tmp_path, machine):
     wanted = lines_of(path) + 3
     wait_for(lambda: lines_of(path) >= wanted or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == stage.INTERRUPTED, out + err
     assert "goes on after" in out and "Traceback" not in err
     assert f"stopped: what was measured is kept in {path}, the same command goes on" in out
-    wait_for(lambda: not workers_of(tmp_path), 30)
+    wait_for(lambda: not workers_of(tmp_path))
     still_there()
 
     process = started(tmp_path, tile)
-    out, err = process.communicate(timeout=170)
+    out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == stage.DONE, out + err
     still_there()
     kinds = [json.loads(line)["kind"] for line in kept]

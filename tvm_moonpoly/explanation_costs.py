@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.counts import Task, counts, price

@@ -133,11 +133,8 @@ def default_triple() -> str:
     return str(tvm.get_global_func("target.llvm_get_system_triple")())
 
 
-def available_cores() -> int:
-    """CPUs that this process may run on.
-
-    Those of any of its threads: when TVM starts its pool, it may bind the calling thread to one.
-    """
+def _allowed() -> int:
+    """CPUs that any thread of this process may run on."""
     if not hasattr(os, "sched_getaffinity"):  # not on every system
         return max(1, os.cpu_count() or 1)
     found = set(os.sched_getaffinity(0))
@@ -145,6 +142,20 @@ def available_cores() -> int:
         with contextlib.suppress(OSError):  # it has ended
             found |= os.sched_getaffinity(int(thread.name))
     return max(1, len(found))
+
+
+#: Before anything was compiled or run.
+_AT_FIRST = _allowed()
+
+
+def available_cores() -> int:
+    """CPUs that this process may run on.
+
+    Those of any of its threads: when TVM starts its pool, it may bind the calling thread to one.
+    Where there is no other, those that it might run on when this module was imported.
+    """
+    found = _allowed()
+    return found if found > 1 else _AT_FIRST
 
 
 def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:

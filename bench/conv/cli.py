@@ -10,19 +10,18 @@ from rich.console import Console
 
 from bench.conv.cases import all_cases, in_turn, quick_cases
 from bench.conv.layer import CLASSES, Layer
-from bench.conv.peers import PEER_NAMES
-from bench.gemm.environment import restart_in_fair_environment
+from bench.conv.peers import LIBRARIES, PEER_NAMES
 from bench.gemm.journal import Journal
 from bench.gemm.options import (
     add_run_options,
-    check_effort,
-    check_positive,
+    add_stop_options,
+    check_run_options,
     checked,
     effort_of,
-    exit_code,
+    journal_at,
     measure_each_threads,
     parse_peers,
-    threads_of,
+    run_bench,
 )
 from bench.gemm.run import Effort
 
@@ -39,19 +38,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="about 28 small layers, some 4 minutes")
-    add("--threads", metavar="N[,N]", help="threads a candidate; 1,2, with --quick 1")
     add("--classes", metavar="NAME,...", help=f"only these of {', '.join(CLASSES)}")
     add("--networks", metavar="NAME,...", help="only layers of these, such as mobilenet_v1")
     add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}")
     add_run_options(add, QUICK, FULL, "layer")
+    add_stop_options(add)
     return checked(parser, arguments, check)
 
 
 def check(options: argparse.Namespace) -> None:
     """Put values in place of text; raises ValueError that names the option and the rule."""
-    check_effort(options)
-    check_positive(options, "stop")
-    options.threads = threads_of(options)
+    check_run_options(options)
     options.peers = parse_peers(options.peers, PEER_NAMES, PEER_NAMES)
     options.cases = choose_cases(options)
 
@@ -74,12 +71,7 @@ def choose_cases(options: argparse.Namespace) -> list[Layer]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; returns the exit code."""
     options = parse(arguments)
-    restart_in_fair_environment(min(options.threads))
-    from bench.console import wide_console
-
-    console = wide_console()
-    path = options.out / f"conv{'-quick' if options.quick else ''}.jsonl"
-    return exit_code("bench.conv", lambda: measure(options, path, console), path, console)
+    return run_bench("conv", options, journal_at(options, "conv", LIBRARIES), measure)
 
 
 def measure(options: argparse.Namespace, path: Path, console: Console) -> None:

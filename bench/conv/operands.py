@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,22 @@ class Operands:
     out_nchw: np.ndarray
     out_nhwc: np.ndarray
 
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """Numbers of the outputs that are compared, spread over all of them."""
+        total = self.layer.n * self.layer.output[0] * self.layer.output[1]
+        return np.unique(np.linspace(0, total - 1, CHECKED).astype(int))
+
+    @functools.cached_property
+    def expected(self) -> np.ndarray:
+        """All channels of `places`, float64 (places, k): worked out once for all candidates."""
+        layer = self.layer
+        patches = np.stack([patch_at(self, int(place)) for place in self.places])
+        weight = self.weight.reshape(layer.groups, layer.k // layer.groups, -1).astype(np.float64)
+        groups = patches.reshape(len(patches), layer.groups, -1).swapaxes(0, 1)
+        sums = (groups @ weight.swapaxes(1, 2)).swapaxes(0, 1)
+        return sums.reshape(len(patches), layer.k) + self.bias
+
 
 def make_operands(layer: Layer) -> Operands:
     """Operands of normal values; the same ones in every process."""
@@ -55,16 +72,14 @@ def error_in(result: np.ndarray, operands: Operands) -> str | None:
     expected_shape = (layer.n, *layer.output, layer.k)
     if result.shape != expected_shape:
         return f"shape {result.shape} instead of {expected_shape}"
-    total = layer.n * layer.output[0] * layer.output[1]
-    places = np.unique(np.linspace(0, total - 1, CHECKED).astype(int))
-    found = result.reshape(total, layer.k)[places].astype(np.float64)
-    expected = np.stack([output_at(operands, int(place)) for place in places])
+    found = result.reshape(-1, layer.k)[operands.places].astype(np.float64)
+    expected = operands.expected
     error = np.abs(found - expected).max() / np.abs(expected).max()
     return None if error <= WRONG else f"wrong by {error:.2g} of the largest output"
 
 
-def output_at(operands: Operands, place: int) -> np.ndarray:
-    """All channels of output number ``place``, in float64."""
+def patch_at(operands: Operands, place: int) -> np.ndarray:
+    """The inputs (c, *kernel) of output number ``place``, zeros where they are padding."""
     layer = operands.layer
     image, rest = divmod(place, layer.output[0] * layer.output[1])
     at = divmod(rest, layer.output[1])
@@ -79,7 +94,4 @@ def output_at(operands: Operands, place: int) -> np.ndarray:
     every = np.arange(layer.c)
     kept = np.ix_(every, inside[0].nonzero()[0], inside[1].nonzero()[0])
     patch[kept] = operands.nchw[image][np.ix_(every, taps[0][inside[0]], taps[1][inside[1]])]
-    groups = patch.reshape(layer.groups, -1)
-    weight = operands.weight.reshape(layer.groups, layer.k // layer.groups, -1)
-    sums = np.einsum("gkp,gp->gk", weight.astype(np.float64), groups).reshape(layer.k)
-    return sums + operands.bias
+    return patch

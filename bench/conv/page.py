@@ -6,50 +6,50 @@ written by hand.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from bench.beside_text import cell, columns, sentence
+from bench.cells import NOTHING, bounds, number, percent
 from bench.conv.cases import all_cases
 from bench.conv.summary import FORMAT
-from bench.gemm.page import (
-    ROOT,
+from bench.gemm.summary import Row
+from bench.pages import (
     Document,
+    extent_of,
     losses_link,
     losses_of,
+    machine_of,
     markdown,
-    numbers,
+    met,
     strong,
     threads_of,
     wrapped,
     write_pages,
 )
-from bench.gemm.report import NOTHING, bounds, number, percent
-from bench.gemm.summary import Row
 
-LOSSES = ROOT / "bench" / "results" / "conv-losses.md"
-MARKERS = "<!-- conv: begin -->", "<!-- conv: end -->"
 CANDIDATES = {
     "torch_nchw": "torch NCHW",
     "torch_nhwc": "torch channels last",
     "onednn_packed": "oneDNN packed",
     "onnxruntime": "onnxruntime",
     "onnxruntime_blocked": "onnxruntime, its blocks",
-    "tvm_plain": "plain TVM",
-    "tvm_hand": "TVM by hand",
 }
+LIBRARIES_TITLE = "Against each of them, where it was timed"
+BESIDE_TITLE = f"{LIBRARIES_TITLE}; in brackets on how many layers, where a sample was"
 
 
 def section(docs: Sequence[Document], losses_path: str) -> str:
     """What stands between the markers: what is compared, and the tables of each document."""
     parts = [wrapped(about(docs[0]))]
     for doc in docs:
-        parts.append(wrapped(f"{threads_of(doc).capitalize()}, {extent_of(doc)}"))
+        parts.append(wrapped(f"{threads_of(doc).capitalize()}, {extent(doc)}"))
         parts.append(goals_table(doc["classes"]))
-        parts.append("Against each of them, where it was timed:")
-        parts.append(candidates_table(doc["classes"]))
+        parts.append(f"{BESIDE_TITLE if doc['beside'] else LIBRARIES_TITLE}:")
+        parts.append(candidates_table(doc))
+        parts += [wrapped(sentence(part, "layer")) for part in doc["beside"]]
     parts.append(losses_link(docs, "layers", losses_path))
     return "\n\n".join(parts)
 
@@ -57,7 +57,7 @@ def section(docs: Sequence[Document], losses_path: str) -> str:
 def about(doc: Document) -> str:
     """How to read the tables: what is compared, and with which versions."""
     return (
-        "Convolutions with bias on the same machine: time of the best library divided by ours, "
+        f"Convolutions with bias on {machine_of(doc)}: time of the best library divided by ours, "
         f"geometric means of medians of paired ratios. The best of {library_names(doc)} is picked "
         "for each layer on half of the rounds and compared on the other half. Each has its input "
         "and leaves its output in the layout that it works with inside a network, so that no "
@@ -65,10 +65,9 @@ def about(doc: Document) -> str:
         "Weights are packed beforehand where a library can. A loss counts when even the "
         "upper 95 % bound of its ratio is below the floor of the class; layers in doubt are "
         "measured again with three times the rounds, as far as the time allows; means are of first "
-        "runs. Ours and onnxruntime write into memory of the caller, torch makes its result. TVM "
-        'was timed on a part of the layers; it has dynamic shapes, as ours. "Of peak" is the '
-        "arithmetic of a direct convolution over that of the FMA peak: Winograd's algorithm does "
-        "with less."
+        "runs. Ours and onnxruntime write into memory of the caller, torch makes its result. "
+        '"Of peak" is the arithmetic of a direct convolution over that of the FMA peak: '
+        "Winograd's algorithm does with less."
     )
 
 
@@ -84,15 +83,9 @@ def library_names(doc: Document) -> str:
     return " and ".join(names)
 
 
-def extent_of(doc: Document) -> str:
+def extent(doc: Document) -> str:
     """How much of the list was measured, with how many rounds, and beside what."""
-    rounds = [row["rounds"] for row in doc["rows"]]
-    total = len(all_cases())
-    text = f"{len(doc['rows'])} of the {total} layers of the list"
-    if len(doc["rows"]) < total:
-        text += ", spread evenly over classes and work"
-    text += f", {numbers(rounds)} rounds a layer"
-    return f"{text}. {doc['remark']}" if doc.get("remark") else f"{text}."
+    return extent_of(doc, "layer", len(all_cases()), ", spread evenly over classes and work")
 
 
 def goals_table(classes: Sequence[dict[str, Any]]) -> str:
@@ -115,20 +108,20 @@ def goals_table(classes: Sequence[dict[str, Any]]) -> str:
     return markdown([*titles, "worst", "of peak"], lines)
 
 
-def met(one: dict[str, Any]) -> str:
-    """Whether the goal of a class is met, and if not, what is missed."""
-    if one["met"]:
-        return "yes"
-    below = one["vs_best"] is None or one["vs_best"] < one["target"]
-    missed = ["ratio"] * below + ["floor"] * (one["losses_that_count"] > 0)
-    return f"no: {', '.join(missed)}"
-
-
-def candidates_table(classes: Sequence[dict[str, Any]]) -> str:
+def candidates_table(doc: Document) -> str:
     """One line a class: the mean ratio to each library and to TVM."""
+    classes, beside = doc["classes"], columns([doc])
     names = [name for name in CANDIDATES if any(name in one["vs"] for one in classes)]
-    lines = [[one["title"], *(number(one["vs"].get(name)) for name in names)] for one in classes]
-    return markdown(["layers of", *(CANDIDATES[name] for name in names)], lines)
+    lines = [
+        [
+            one["title"],
+            *(number(one["vs"].get(name)) for name in names),
+            *(cell(doc, engine, one["name"]) for engine in beside),
+        ]
+        for one in classes
+    ]
+    titles = ["layers of", *(CANDIDATES[name] for name in names), *beside.values()]
+    return markdown(titles, lines)
 
 
 def losses_page(docs: Sequence[Document]) -> str:
@@ -144,7 +137,7 @@ def losses_page(docs: Sequence[Document]) -> str:
     titles = ["counts", "layer", "network", "class", "vs best", "95 % bounds", "best", "rounds"]
     titles += ["us", "ours of peak", "best of peak"]
     for doc in docs:
-        parts += losses_of(doc, "layers are slower", titles, loss_line, extent_of(doc))
+        parts += losses_of(doc, "layers are slower", titles, loss_line, extent(doc))
     return "\n\n".join(parts) + "\n"
 
 
@@ -168,8 +161,7 @@ def loss_line(row: Row) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write table and page; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.conv.page", description=__doc__)
-    return write_pages(parser, arguments, LOSSES, FORMAT, section, losses_page, MARKERS)
+    return write_pages("conv", arguments, FORMAT, section, losses_page)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ PLACES: Mapping[str, Place] = {
 }
 PEER_NAMES = tuple(name for name in PLACES if name != OURS)
 
-#: Compared with, but never the best: they are no libraries.
-SCHEDULES = ("tvm_plain", "tvm_hand")
+#: Those that are timed on all layers; the others are no libraries, and measured beside ours.
+LIBRARIES = tuple(name for name in PEER_NAMES if PLACES[name].process != "tvm")
 
 
 def processes(names: Collection[str]) -> dict[str, list[str]]:

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.gemm.report import (
-    NOTHING,
-    bounds,
-    number,
-    percent,
-    print_absent,
-    print_machine,
-    ratio,
-)
-from bench.gemm.summary import losses
+from bench.cells import NOTHING, bounds, number, percent, ratio
+from bench.gemm.summary import Row
+from bench.report import Report
 
 
-def print_document(console: Console, doc: dict[str, Any], each: bool = False) -> None:
-    """Losses, the setting, the classes; ``each``: every layer too."""
-    print_losses(console, doc["rows"])
-    print_machine(console, doc, "layer")
-    versions = ", ".join(f"{name} {value}" for name, value in doc["versions"].items())
-    console.print(f"{versions}; target {doc.get('target')}", highlight=False)
-    for name, mode in doc.get("candidates", {}).items():
-        console.print(f"{name}: {mode}", highlight=False)
-    print_absent(console, doc, "layers")
-    if each:
-        console.print(rows_table(doc["rows"]))
-    console.print(classes_table(doc["classes"]))
-
-
-def print_losses(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Every layer in which the best library is faster, the worst first, those that count marked."""
-    slower = losses(rows)
-    if all(row["vs_best"] is None for row in rows):
-        console.print("[red]no library was measured: there is nothing to compare with")
-        return
-    counted = sum(row["loss"] for row in slower)
-    console.print(
-        f"[bold]{len(slower)} of {len(rows)} layers are slower than the best library; {counted} "
-        "count: even the upper bound is below the floor of the class"
-    )
-    if slower:
-        console.print(rows_table(slower))
-
-
-def rows_table(rows: list[dict[str, Any]]) -> Table:
+def rows_table(rows: Sequence[Row]) -> Table:
     """One line a layer: our speed, the best library, and the ratio to every candidate."""
     peers = list(dict.fromkeys(name for row in rows for name in row["vs"]))
     table = Table(title="Ratio = time of the other / ours; above 1 ours is faster")
@@ -72,7 +36,7 @@ def rows_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def classes_table(groups: list[dict[str, Any]]) -> Table:
+def classes_table(groups: Sequence[dict[str, Any]]) -> Table:
     """Geometric means and goals, one line a class."""
     peers = list(dict.fromkeys(name for group in groups for name in group["vs"]))
     table = Table(title="Ratio = time of the best library / ours")
@@ -93,3 +57,8 @@ def classes_table(groups: list[dict[str, Any]]) -> Table:
             *(ratio(group["vs"].get(name)) for name in peers),
         )
     return table
+
+
+print_document = Report(
+    "layer", "the best library", "classes", rows_table, classes_table
+).print_document

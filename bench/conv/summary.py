@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import measure
+from bench.beside import parts_of
+from bench.conv.beside import BESIDE
 from bench.conv.layer import CLASSES, DEPTHWISE, FIRST, POINTWISE, WINDOW
-from bench.conv.peers import OURS, PEAK, SCHEDULES
+from bench.conv.peers import OURS, PEAK
 from bench.gemm.journal import Journal, Measured
-from bench.gemm.summary import Row, fastest, losses, mean, of_peak, ratio_to_best
+from bench.gemm.summary import Row, fastest, mean, of_peak, ratio_to_best
+from bench.goals import document_of, reached
 
 FORMAT = 1
-SUSPECT = 0.97  # below this median a layer is measured again
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,10 @@ GOALS = {
 
 def document(journal: Journal, threads: int) -> dict[str, Any]:
     """All that was measured with ``threads`` threads; raises ValueError when that is nothing."""
-    note = journal.notes.get(threads, {})
     rows = rows_of(journal, threads)
-    if not rows:
-        raise ValueError(f"the journal holds no layer of {threads} threads")
-    slower = losses(rows)
-    lost = [row["key"] for row in slower]
-    return {
-        "format": FORMAT,
-        **journal.header,
-        **note,
-        "threads": threads,
-        "classes": [group for name in CLASSES if (group := summed(name, rows)) is not None],
-        "losses": lost,
-        "rows": slower + [row for row in rows if row["key"] not in lost],
-    }
+    groups = [group for name in CLASSES if (group := summed(name, rows)) is not None]
+    beside = parts_of(BESIDE, journal, threads, OURS)
+    return document_of(journal, threads, rows, beside, format=FORMAT, classes=groups)
 
 
 def rows_of(journal: Journal, threads: int) -> list[Row]:
@@ -61,8 +52,8 @@ def rows_of(journal: Journal, threads: int) -> list[Row]:
 
 
 def libraries(seconds: Mapping[str, Sequence[float]]) -> list[str]:
-    """What we are compared with and can be the best."""
-    return [name for name in seconds if name not in (OURS, PEAK, *SCHEDULES)]
+    """What we are compared with."""
+    return [name for name in seconds if name not in (OURS, PEAK)]
 
 
 def summarise(measured: Measured, peak_flops: float, threads: int) -> Row:
@@ -71,11 +62,7 @@ def summarise(measured: Measured, peak_flops: float, threads: int) -> Row:
     layer, seconds = measured.shape, measured.seconds
     goal = GOALS[layer.group]
     ours = seconds[OURS]
-    ratios = {
-        name: measure.paired_ratio(times, ours)
-        for name, times in seconds.items()
-        if name not in (OURS, PEAK)
-    }
+    ratios = {name: measure.paired_ratio(seconds[name], ours) for name in libraries(seconds)}
     row: Row = {
         "key": layer.key,
         **layer.to_json(),
@@ -120,36 +107,16 @@ def first_ratio(measured: Measured) -> float | None:
     return None if best is None else ratio_to_best(seconds[best], seconds[OURS]).median
 
 
-def in_doubt(rows: Sequence[Row]) -> list[str]:
-    """Keys of the layers that deserve a second run."""
-    return [
-        row["key"]
-        for row in losses(rows)
-        if row["vs_best"] < SUSPECT or row["vs_best_bounds"][0] < row["floor"]
-    ]
-
-
 def summed(name: str, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Geometric means over the rows of a class, and whether its goal is met; None without rows."""
+    """What the rows of a class reach; None without rows."""
     members = [row for row in rows if row["class"] == name]
-    compared = [row for row in members if row["vs_best"] is not None]
     if not members:
         return None
     goal = GOALS[name]
-    found = mean(row["vs_best_first"] for row in compared)
-    counted = sum(row["loss"] for row in compared)
-    peers = dict.fromkeys(peer for row in members for peer in row["vs"])
     return {
         "name": name,
         "title": goal.title,
         "layers": len(members),
-        "vs_best": found,
-        "target": goal.target,
-        "floor": goal.floor,
-        "slower": len(losses(compared)),
-        "losses_that_count": counted,
-        "worst": min((row["vs_best"] for row in compared), default=None),
         "of_peak": mean(row["of_peak"] for row in members),
-        "met": found is not None and found >= goal.target and not counted,
-        "vs": {peer: mean(row["vs"].get(peer) for row in members) for peer in peers},
+        **reached(members, goal.target, goal.floor),
     }

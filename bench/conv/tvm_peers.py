@@ -7,7 +7,6 @@ tiles of 6 columns by two vectors of output channels are kept in registers.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ import tvm_ffi
 from tvm import relax, s_tir, te, tirx
 
 import tvm_moonpoly as mp
+from bench.conv.beside import without_groups
 from bench.conv.layer import DEPTHWISE, Layer
 from bench.conv.operands import Operands, Run
 from bench.conv.peers import Peer
@@ -24,9 +24,7 @@ from bench.gemm.operands import aligned_copy
 from bench.gemm.tvm_models import dim, tensor
 from tvm_moonpoly.machine import Machine
 
-PLAIN_FLOPS, HAND_FLOPS = 100_000_000, 2_000_000_000  # slower than any patience beyond
 COLUMNS, VECTORS = 6, 2
-SAMPLE = 4  # every layer is a module of its own, whose compilation takes seconds
 
 
 def plain(threads: int) -> Peer:
@@ -42,7 +40,7 @@ def plain(threads: int) -> Peer:
         return lambda: machine["main"](*tensors), lambda result: turned(result)
 
     mode = "relax conv2d NCHW, TVM's default pipeline, dynamic shapes"
-    return Peer("tvm_plain", mode, prepare, below(PLAIN_FLOPS))
+    return Peer("tvm_plain", mode, prepare)
 
 
 def plain_module(layer: Layer) -> tvm.IRModule:
@@ -97,23 +95,10 @@ def by_hand(threads: int) -> Peer:
         return run, lambda result: operands.out_nhwc
 
     def refuses(layer: Layer) -> str | None:
-        if layer.group != DEPTHWISE and layer.groups > 1:
-            return "takes no groups"
-        return below(HAND_FLOPS)(layer)
+        return None if without_groups(layer) else "takes no groups"
 
     mode = f"TensorIR by hand, NHWC, tiles of {COLUMNS} columns, dynamic shapes"
     return Peer("tvm_hand", mode, prepare, refuses)
-
-
-def below(flops: int) -> Callable[[Layer], str | None]:
-    """Takes a part of the layers, which has nothing to do with what they are, up to some work."""
-
-    def refuses(layer: Layer) -> str | None:
-        if zlib.crc32(layer.key.encode()) % SAMPLE:
-            return f"timed on one layer in {SAMPLE}"
-        return None if layer.flops <= flops else f"not timed beyond {flops:.0e} FLOP"
-
-    return refuses
 
 
 def hand_schedule(layer: Layer, lanes: int, threads: int) -> tvm.IRModule:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.gemm import environment
 from bench.gemm.cases import all_cases, quick_cases
 from bench.gemm.journal import BUSY, QUIET, Journal
 from bench.gemm.options import (
-    check_effort,
+    add_run_options,
+    check_run_options,
+    checked,
     effort_of,
-    exit_code,
     named,
     parse_peers,
     print_resumed,
-    threads_of,
+    run_bench,
     write_json,
 )
 from bench.gemm.peers import DEFAULT_NAMES, PEER_NAMES
@@ -41,34 +41,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="about 60 small cases, at most 4 minutes")
-    add("--threads", metavar="N[,N]", help="threads a candidate; 1,2, with --quick 1")
     add("--shapes", metavar="M,N,K[,BATCH];...", help="only these")
     add("--workloads", metavar="NAME,...", help="only these, such as dynamic,row")
     add("--seed", type=int, default=SEED, help=f"of the random cases; {SEED} unless given")
-    add("--rounds", type=int, help=f"{QUICK.rounds} with --quick, else {FULL.rounds}")
-    add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
     add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEER_NAMES)}")
-    add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
     add("--json", metavar="FILE", type=Path, help="of the figures, for one number of threads")
-    add("--each", action="store_true", help="print a line for every case")
     add("--resume", action="store_true", help="go on with the journal there; the default")
-    add("--restart", action="store_true", help="start anew, whatever the journal holds")
-    options = parser.parse_args(arguments)
-    try:
-        check(options)
-    except ValueError as wrong:
-        parser.error(str(wrong))
-    return options
+    add_run_options(add, QUICK, FULL, "case")
+    return checked(parser, arguments, check)
 
 
 def check(options: argparse.Namespace) -> None:
     """Put values in place of text; raises ValueError that names the option and the rule."""
     if options.resume and options.restart:
         raise ValueError("--resume and --restart exclude each other")
-    check_effort(options)
+    check_run_options(options)
     if options.seed < 0:
         raise ValueError(f"--seed must not be negative, got {options.seed}")
-    options.threads = threads_of(options)
     if options.json is not None:
         if len(options.threads) > 1:
             raise ValueError("--json takes one number of threads: add --threads 1, or use --out")
@@ -93,16 +82,12 @@ def choose_cases(options: argparse.Namespace) -> list[Shape]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench. Expects the environment of ``environment.fair_environment``."""
+    """Run the bench; returns the exit code."""
     options = parse(arguments)
-    environment.restart_in_fair_environment(min(options.threads))
-    from bench.console import wide_console
-
-    console = wide_console()
     path = options.out / f"gemm{'-quick' if options.quick else ''}.jsonl"
     if options.shapes is not None:
         path = options.out / "gemm-shapes.jsonl"
-    return exit_code("bench.gemm", lambda: measure(options, path, console), path, console)
+    return run_bench("gemm", options, path, measure)
 
 
 def measure(options: argparse.Namespace, path: Path, console: Console) -> None:

@@ -6,10 +6,12 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bench.gemm import environment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,14 +21,19 @@ if TYPE_CHECKING:
 
 
 def add_run_options(add: Callable[..., Any], quick: Effort, full: Effort, what: str) -> None:
-    """Those of a bench that can be stopped and goes on; ``what`` is measured."""
+    """Those of every bench; ``what`` is measured."""
+    add("--threads", metavar="N[,N]", help="threads a candidate; 1,2, with --quick 1")
     add("--rounds", type=int, help=f"{quick.rounds} with --quick, else {full.rounds}")
     add("--budget", type=float, metavar="MINUTES", help="of each number of threads; fewer rounds")
-    add("--stop", type=float, metavar="MINUTES", help="end then; the same command goes on")
-    add("--remark", metavar="TEXT", help="a sentence about the run, for the document")
     add("--out", metavar="FOLDER", type=Path, default=Path("out"), help="of journal and JSON; out")
     add("--each", action="store_true", help=f"print a line for every {what}")
     add("--restart", action="store_true", help="start anew, whatever the journal holds")
+
+
+def add_stop_options(add: Callable[..., Any]) -> None:
+    """Those of a bench that can be told when to stop."""
+    add("--stop", type=float, metavar="MINUTES", help="end then; the same command goes on")
+    add("--remark", metavar="TEXT", help="a sentence about the run, for the document")
 
 
 def checked(
@@ -43,29 +50,22 @@ def checked(
     return options
 
 
-def check_effort(options: argparse.Namespace) -> None:
-    """Raises ValueError where ``rounds`` or ``budget`` are not what they may be."""
+def check_run_options(options: argparse.Namespace) -> None:
+    """Put numbers in place of ``threads``; raises ValueError where an option is not what it may
+    be."""
     if options.rounds is not None and options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    check_positive(options, "budget")
-
-
-def check_positive(options: argparse.Namespace, name: str) -> None:
-    """Raises ValueError where the option ``name`` is given and not positive."""
-    value = getattr(options, name)
-    if value is not None and value <= 0:
-        raise ValueError(f"--{name} must be positive, got {value}")
+    for name in ("budget", "stop"):
+        value = getattr(options, name, None)
+        if value is not None and value <= 0:
+            raise ValueError(f"--{name} must be positive, got {value}")
+    options.threads = parse_threads(options.threads or ("1" if options.quick else "1,2"))
 
 
 def effort_of(options: argparse.Namespace, usual: Effort) -> Effort:
     """``usual`` with the rounds and the minutes of the budget that are given."""
     budget = usual.budget if options.budget is None else 60 * options.budget
     return replace(usual, rounds=options.rounds or usual.rounds, budget=budget)
-
-
-def threads_of(options: argparse.Namespace) -> list[int]:
-    """The numbers of threads that are given, else one with ``quick``, one and two without."""
-    return parse_threads(options.threads or ("1" if options.quick else "1,2"))
 
 
 def parse_threads(text: str) -> list[int]:
@@ -85,13 +85,30 @@ def parse_peers(text: str | None, usual: Sequence[str], known: Sequence[str]) ->
     return chosen
 
 
-def exit_code(bench: str, measure: Callable[[], None], path: Path, console: Console) -> int:
-    """That of ``measure``, which may raise RuntimeError or be interrupted, and then is gone on with
-    by the journal at ``path``."""
+def journal_at(options: argparse.Namespace, bench: str, libraries: Collection[str]) -> Path:
+    """The journal of a run: one of peers alone that are measured beside ours, and of none of the
+    ``libraries`` that are in all rounds, has its own."""
+    name = bench if set(options.peers) & set(libraries) else f"{bench}-beside"
+    return options.out / f"{name}{'-quick' if options.quick else ''}.jsonl"
+
+
+def run_bench(
+    bench: str,
+    options: argparse.Namespace,
+    path: Path,
+    measure: Callable[[argparse.Namespace, Path, Console], None],
+) -> int:
+    """The exit code of ``measure`` in the fair environment, for which this process may be started
+    anew. It may raise RuntimeError or be interrupted, and then is gone on with by the journal at
+    ``path``."""
+    environment.restart_in_fair_environment(min(options.threads))
+    from bench.console import wide_console
+
+    console = wide_console()
     try:
-        measure()
+        measure(options, path, console)
     except RuntimeError as reason:
-        console.print(f"[red]{bench}: {reason}", highlight=False)
+        console.print(f"[red]bench.{bench}: {reason}", highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print(f"\nstopped; what was measured is in {path}: the same command goes on")
@@ -127,7 +144,7 @@ def measure_each_threads(
     for threads in options.threads:
         start = time.monotonic()
         whole &= run(threads, math.inf if options.stop is None else 60 * options.stop)
-        if not journal.measured(threads):
+        if all(record.threads != threads for record in journal.records):
             raise RuntimeError(f"stopped before the first case of {threads} threads")
         found = document(journal, threads)
         if options.remark is not None:

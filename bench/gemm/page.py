@@ -6,33 +6,35 @@ writes both. Nothing in them is written by hand.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
+from bench.cells import NOTHING, bounds, number, percent
 from bench.gemm.document import FORMAT
 from bench.gemm.groups import Group
-from bench.gemm.report import NOTHING, bounds, met, number, percent, target
-from bench.gemm.summary import FLOOR, Row, losses
+from bench.gemm.report import met, target
+from bench.gemm.summary import FLOOR, Row
+from bench.pages import (
+    Document,
+    losses_link,
+    losses_of,
+    machine_of,
+    markdown,
+    numbers,
+    strong,
+    threads_of,
+    wrapped,
+    write_pages,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
-LOSSES = ROOT / "bench" / "results" / "gemm-losses.md"
-BEGIN, END = "<!-- gemm: begin -->", "<!-- gemm: end -->"
 LIBRARIES = {
     "openblas": "OpenBLAS",
     "mkl_packed": "MKL packed",
     "onednn_packed": "oneDNN packed",
     "onnxruntime": "onnxruntime",
 }
-WIDTH = 100
-Document = dict[str, Any]
 
 
 def section(docs: Sequence[Document], losses_path: str) -> str:
@@ -50,46 +52,13 @@ def section(docs: Sequence[Document], losses_path: str) -> str:
     return "\n\n".join(parts)
 
 
-def losses_link(docs: Sequence[Document], what: str, losses_path: str) -> str:
-    """The sentence under the tables that leads to the page of losses; ``what`` was measured."""
-    slower = sum(len(losses(doc["rows"])) for doc in docs)
-    total = sum(len(doc["rows"]) for doc in docs)
-    last = f"[All {slower} of {total} {what} in which a library is faster]({losses_path}), the "
-    return wrapped(last + "worst first; every figure is in the JSON beside it.")
-
-
-def losses_of(
-    doc: Document,
-    what: str,
-    titles: Sequence[str],
-    line: Callable[[Row], list[str]],
-    measured: str | None = None,
-) -> list[str]:
-    """The paragraphs of a document on the page of losses: for how many threads, what was
-    ``measured``, how many rows are ``what``, and a line for each of them."""
-    slower = losses(doc["rows"])
-    counted = sum(row["loss"] for row in slower)
-    parts = [f"## {threads_of(doc).capitalize()}"]
-    parts += [] if measured is None else [wrapped(f"Measured were {measured}")]
-    parts.append(f"{len(slower)} {what}, of which {counted} count.")
-    return [*parts, *([markdown(titles, [line(row) for row in slower])] if slower else [])]
-
-
-def numbers(found: Sequence[int]) -> str:
-    """From the least to the most of them."""
-    least, most = min(found), max(found)
-    return f"{least} to {most}" if least < most else str(least)
-
-
 def about(doc: Document) -> str:
     """How to read the tables: the machine, what is compared, and with which versions."""
-    machine, versions = doc["machine"], doc["versions"]
-    caches = ", ".join(f"{name} {size}" for name, size in machine.get("caches", {}).items())
-    peak = doc["peak_gflops"]
+    versions, peak = doc["versions"], doc["peak_gflops"]
+    more = "" if peak is None else f"FMA peak {peak:.1f} GFLOP/s on one thread"
     return (
-        f"On a {machine['cores']}-core {machine['cpu']} ({caches}"
-        + ("" if peak is None else f"; FMA peak {peak:.1f} GFLOP/s on one thread")
-        + f"): time of the best library divided by ours, geometric means of medians of paired "
+        f"On {machine_of(doc, more)}: time of the best library divided by ours, geometric means of "
+        "medians of paired "
         f"ratios, above 1 ours is faster. The best of {library_names(versions)} is picked for each "
         "case on half of the rounds and compared on the other half. Libraries that write into "
         "memory of the caller are compared with our packed function called the same way, the "
@@ -125,16 +94,6 @@ def about_busy(busy: dict[str, Any]) -> str:
     return text
 
 
-def same_machine(docs: Sequence[Document]) -> None:
-    """Raises ValueError where documents are of several machines or states of the code."""
-    for doc in docs[1:]:
-        for name in ("cpu", "cores", "caches", "system"):
-            if docs[0]["machine"].get(name) != doc["machine"].get(name):
-                raise ValueError(f"the documents were measured on machines of another {name}")
-        if docs[0].get("code") != doc.get("code"):
-            raise ValueError("the documents were measured by another state of the code")
-
-
 def library_names(versions: dict[str, str]) -> str:
     """The libraries with their versions."""
     names = [f"OpenBLAS ({versions.get('numpy_blas', 'unknown')})"]
@@ -145,11 +104,6 @@ def library_names(versions: dict[str, str]) -> str:
     if "onnxruntime" in versions:
         names.append(f"onnxruntime {versions['onnxruntime']}")
     return ", ".join(names)
-
-
-def threads_of(doc: Document) -> str:
-    """``one thread``, ``2 threads``."""
-    return "one thread" if doc["threads"] == 1 else f"{doc['threads']} threads"
 
 
 def groups_table(groups: Sequence[Group]) -> str:
@@ -214,74 +168,9 @@ def loss_line(row: Row) -> list[str]:
     return [counts, row["key"] + mode, row["layer"], ratio, limits, limit, row["best"], rounds]
 
 
-def wrapped(text: str) -> str:
-    """A paragraph in lines; links stay whole."""
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def strong(text: str) -> str:
-    """Bold unless there is nothing."""
-    return text if text == NOTHING else f"**{text}**"
-
-
-def markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    rows = [titles, ["---"] * len(titles), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def replace_section(text: str, made: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
-    """``text`` with ``made`` between the markers; raises ValueError when they are not there."""
-    before, begin, rest = text.partition(markers[0])
-    _, end, after = rest.partition(markers[1])
-    if not begin or not end:
-        raise ValueError(f"no {markers[0]} ... {markers[1]} in the text")
-    return f"{before}{begin}\n{made}\n{end}{after}"
-
-
-def read_document(path: Path, expected: int = FORMAT) -> Document:
-    """A document of this format; raises ValueError when it is of another."""
-    found = json.loads(path.read_text())
-    if found.get("format") != expected:
-        raise ValueError(f"{path}: format {found.get('format')}, expected {expected}")
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write table and page; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gemm.page", description=__doc__)
-    return write_pages(parser, arguments, LOSSES, FORMAT, section, losses_page)
-
-
-def write_pages(
-    parser: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
-    losses_file: Path,
-    expected: int,
-    section: Callable[[Sequence[Document], str], str],
-    losses_page: Callable[[Sequence[Document]], str],
-    markers: tuple[str, str] = (BEGIN, END),
-    text_file: Path = README,
-) -> int:
-    """Write the ``section`` between the markers of the README, or of another text, and the page of
-    losses, of documents of the ``expected`` format; returns the exit code, or ends the program with
-    a message."""
-    parser.add_argument("documents", nargs="+", type=Path, metavar="JSON")
-    parser.add_argument("--readme", type=Path, default=text_file)
-    parser.add_argument("--losses", type=Path, default=losses_file)
-    options = parser.parse_args(arguments)
-    try:
-        docs = [read_document(path, expected) for path in options.documents]
-        docs.sort(key=lambda doc: doc["threads"])
-        same_machine(docs)
-        link = os.path.relpath(options.losses.resolve(), options.readme.resolve().parent)
-        made = section(docs, Path(link).as_posix())
-        text = replace_section(options.readme.read_text(), made, markers)
-    except (OSError, ValueError) as wrong:
-        parser.error(str(wrong))
-    options.readme.write_text(text)
-    options.losses.write_text(losses_page(docs))
-    return 0
+    return write_pages("gemm", arguments, FORMAT, section, losses_page)
 
 
 if __name__ == "__main__":

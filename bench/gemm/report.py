@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.cells import (
+    NOTHING,
+    bounds,
+    number,
+    percent,
+    print_absent,
+    print_machine,
+    ratio,
+)
 from bench.gemm.groups import Group
 from bench.gemm.peers import DIRECT, OURS, VM
 from bench.gemm.run import PROBES
 from bench.gemm.summary import FLOOR, Row, losses, peers_in
 
 IN_CALLER = 0.95
-NOTHING = "-"
 
 
 def print_document(console: Console, doc: dict[str, Any], each: bool = False) -> None:
@@ -51,18 +58,6 @@ def print_setting(console: Console, doc: dict[str, Any]) -> None:
         against = VM if name in doc["allocating"] else DIRECT
         table.add_row(name, mode, "" if name in (*OURS, *PROBES) else against)
     console.print(table)
-
-
-def print_machine(console: Console, doc: dict[str, Any], what: str) -> None:
-    """The machine, the threads, the clock, and how many rounds each of what was measured got."""
-    machine = doc["machine"]
-    caches = ", ".join(f"{name} {size}" for name, size in machine.get("caches", {}).items())
-    console.print(f"[bold]{machine.get('cpu')}[/], {machine.get('cores')} cores, {caches}")
-    rounds = [row["rounds"] for row in doc["rows"]]
-    console.print(
-        f"threads: {doc['threads']}; clock: {doc.get('clock')}; "
-        f"rounds: {min(rounds)} to {max(rounds)} a {what}"
-    )
 
 
 def rows_table(rows: Iterable[Row], candidates: list[str]) -> Table:
@@ -154,16 +149,6 @@ def print_doubts(console: Console, doc: dict[str, Any]) -> None:
         console.print(f"all {len(shares)} candidates do their work in the calling thread")
 
 
-def print_absent(console: Console, doc: dict[str, Any], what: str) -> None:
-    """Candidates that are missing everywhere, and those missing at some of ``what`` was measured,
-    with the reasons."""
-    for name, reason in doc.get("absent", {}).items():
-        console.print(f"[yellow]absent: {name}: {reason}", highlight=False)
-    reasons = Counter(item for row in doc["rows"] for item in row["absent"].items())
-    for (name, reason), count in reasons.items():
-        console.print(f"[yellow]absent at {count} {what}: {name}: {reason}", highlight=False)
-
-
 def print_losses(console: Console, rows: list[Row]) -> None:
     """Every case in which the best peer is faster, the worst first, those that count marked."""
     slower = losses(rows)
@@ -190,24 +175,3 @@ def print_losses(console: Console, rows: list[Row]) -> None:
             row["best"],
         )
     console.print(table)
-
-
-def number(value: float | None) -> str:
-    """A ratio without colour."""
-    return NOTHING if value is None else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    """A fraction."""
-    return NOTHING if value is None else f"{100 * value:.0f} %"
-
-
-def ratio(value: float | None) -> str:
-    """A ratio, red when it is a loss."""
-    text = number(value)
-    return f"[red]{text}[/]" if value is not None and value < 1 else text
-
-
-def bounds(limits: list[float] | None) -> str:
-    """The bounds of a ratio."""
-    return NOTHING if limits is None else f"{limits[0]:.2f}..{limits[1]:.2f}"

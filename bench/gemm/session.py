@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tvm
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import relax_passes
 import tvm_moonpoly as mp
 from bench import measure
+from bench.console import progress_bar
 from bench.gemm import environment, ours
 from bench.gemm.bandwidth import compile_reader
 from bench.gemm.document import rows_of
@@ -186,19 +186,3 @@ def numpy_blas() -> str:
 def library_versions(peers: Sequence[Peer]) -> dict[str, str]:
     """Versions of the packages, of numpy's BLAS, and of what torch has inside if it is measured."""
     return {**versions_of(peer.name for peer in peers), "numpy_blas": numpy_blas()}
-
-
-def progress_bar(console: Console, auto_refresh: bool = True) -> Progress:
-    """A bar with the case in hand, how many are done, and an estimate of the time left.
-
-    A thread redraws it, unless without ``auto_refresh`` the caller does.
-    """
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        auto_refresh=auto_refresh,
-    )

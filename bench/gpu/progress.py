@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.console import progress_bar
 
 #: Seconds between two plain lines.
 _BETWEEN_LINES = 10.0
@@ -19,13 +20,7 @@ def shown(
 ) -> Iterator[Callable[[], None]]:
     """What is to be called after each of `total` things, within the context."""
     if console.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task(what, total=total)
             yield lambda: bar.advance(task)
         return

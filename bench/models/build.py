@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import tvm_moonpoly
 OURS, ORT = "moonpoly", "onnxruntime"
 PLAIN, TORCH = "tvm_plain", "torch_compile"
 COMPILED = (OURS, PLAIN, TORCH)
+LONGEST = 900.0  # seconds that a network may take to compile
 
 
 @dataclass(frozen=True)
@@ -82,28 +84,51 @@ def build_missing(
     show: Callable[[str], None] = lambda what: None,
 ) -> dict[str, dict[str, Any]]:
     """Compile what is not there yet, each in a process of its own; how long each took, by
-    ``ENGINE NETWORK``, or why it failed. ``show`` is told what is compiled next."""
+    ``ENGINE NETWORK``, or why it failed. ``show`` is told what is compiled next.
+
+    Torch's minutes of one process are shared out to all cores; they are told by the processor's
+    clock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
-    for network in networks:
-        for engine in engines:
-            artifact = Artifact(folder, engine, network, threads)
-            if not artifact.seconds.exists():
-                show(f"{network} for {engine}")
-                done = subprocess.run(
-                    command(artifact),
-                    env=dict(environment),
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                if done.returncode:
-                    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                    found[f"{engine} {network}"] = {"failed": last[:200]}
-                    artifact.failure.write_text(last[:200])
-                    continue
-            found[f"{engine} {network}"] = json.loads(artifact.seconds.read_text())
-    return found
+    wanted = [Artifact(folder, engine, name, threads) for name in networks for engine in engines]
+
+    def one(artifact: Artifact) -> dict[str, Any]:
+        if not artifact.seconds.exists():
+            show(f"{artifact.network} for {artifact.engine}")
+            failed = failure_of(artifact, environment)
+            if failed is not None:
+                artifact.failure.write_text(failed)
+                return {"failed": failed}
+        found: dict[str, Any] = json.loads(artifact.seconds.read_text())
+        return found
+
+    alone = {artifact: one(artifact) for artifact in wanted if artifact.engine != TORCH}
+    rest = [artifact for artifact in wanted if artifact.engine == TORCH]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = {**alone, **dict(zip(rest, pool.map(one, rest), strict=True))}
+    return {f"{artifact.engine} {artifact.network}": found[artifact] for artifact in wanted}
+
+
+def failure_of(artifact: Artifact, environment: Mapping[str, str]) -> str | None:
+    """Compile in a process of its own, for `LONGEST` seconds at most; why that failed, or None."""
+    try:
+        done = subprocess.run(
+            command(artifact),
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST,
+        )
+    except subprocess.TimeoutExpired:
+        return f"compiling took longer than {LONGEST:.0f} s"
+    lines = done.stderr.strip().splitlines() or ["no message"]
+    return lines[-1][:200] if done.returncode else None
+
+
+def graphs_of(built: Mapping[str, Any]) -> str:
+    """How often torch compiled a network, in words."""
+    return f"{built['graphs']} graphs for {built['sizes']} sizes"
 
 
 def command(artifact: Artifact) -> list[str]:

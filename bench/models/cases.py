@@ -211,9 +211,9 @@ def quick_of(network: str) -> list[Case]:
 
 
 def smallest(cases: Sequence[Case]) -> list[Case]:
-    """That of each network with the least work."""
+    """That of each group with the least work."""
     found: dict[str, Case] = {}
     for case in cases:
-        if case.network not in found or case.flops < found[case.network].flops:
-            found[case.network] = case
+        if case.group not in found or case.flops < found[case.group].flops:
+            found[case.group] = case
     return list(found.values())

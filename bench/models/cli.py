@@ -8,21 +8,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.gemm.environment import restart_in_fair_environment
 from bench.gemm.journal import Journal
 from bench.gemm.options import (
     add_run_options,
-    check_effort,
-    check_positive,
+    add_stop_options,
+    check_run_options,
     checked,
     effort_of,
-    exit_code,
+    journal_at,
     measure_each_threads,
     parse_peers,
-    threads_of,
+    run_bench,
 )
 from bench.gemm.run import Effort
 from bench.models.beside import PEERS, installed
+from bench.models.build import ORT
 from bench.models.cases import GROUPS, Case, all_cases
 
 QUICK = Effort(rounds=6, min_seconds=0.01, case_seconds=4, budget=180)
@@ -38,10 +38,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="three sizes of each network")
-    add("--threads", metavar="N[,N]", help="threads an engine; 1,2, with --quick 1")
     add("--models", metavar="NAME,...", help=f"only these of {', '.join(GROUPS)}")
     add("--peers", metavar="NAME,...", help=f"some of {', '.join(PEERS)}; those installed")
     add_run_options(add, QUICK, FULL, "size")
+    add_stop_options(add)
     add("--build-only", action="store_true", help="compile, measure the memory, and end")
     add("--calls", type=int, default=0, help="more calls of sizes at random, for the memory")
     return checked(parser, arguments, check)
@@ -49,11 +49,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Put values in place of text; raises ValueError that names the option and the rule."""
-    check_effort(options)
-    check_positive(options, "stop")
+    check_run_options(options)
     if options.calls < 0:
         raise ValueError(f"--calls must not be negative, got {options.calls}")
-    options.threads = threads_of(options)
     options.peers = parse_peers(options.peers, installed(), PEERS)
     options.cases = choose_cases(options)
 
@@ -70,12 +68,7 @@ def choose_cases(options: argparse.Namespace) -> list[Case]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; returns the exit code."""
     options = parse(arguments)
-    restart_in_fair_environment(min(options.threads))
-    from bench.console import wide_console
-
-    console = wide_console()
-    path = options.out / f"models{'-quick' if options.quick else ''}.jsonl"
-    return exit_code("bench.models", lambda: measure(options, path, console), path, console)
+    return run_bench("models", options, journal_at(options, "models", [ORT]), measure)
 
 
 def measure(options: argparse.Namespace, path: Path, console: Console) -> None:

@@ -50,8 +50,8 @@ def of_engine(artifact: Artifact, environment: Mapping[str, str], calls: int = 0
 
 
 def measured(artifact: Artifact, calls: int) -> dict[str, int]:
-    """The same in this process."""
-    from bench.engines import run_onnxruntime
+    """The same in this process. Both engines read the inputs where they are."""
+    from bench.engines import aligned, run_onnxruntime
     from bench.models.cases import GROUPS
     from bench.models.worker import load_artifact
     from bench.models.zoo import NETWORKS
@@ -62,7 +62,10 @@ def measured(artifact: Artifact, calls: int) -> dict[str, int]:
         if group.network == artifact.network
         for size in group.sizes
     ]
-    feeds = [NETWORKS[artifact.network].feed(*size) for size in sizes]
+    feeds = [
+        {name: aligned(array) for name, array in NETWORKS[artifact.network].feed(*size).items()}
+        for size in sizes
+    ]
     # what was freed while inputs were made would hold a part of the network, uncounted
     settle()
     before, anonymous = resident(), resident("RssAnon")

@@ -6,46 +6,45 @@ written by hand.
 
 from __future__ import annotations
 
-import argparse
-import functools
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from bench.conv.page import met
-from bench.gemm.page import (
+from bench.beside import Part
+from bench.beside_text import cell, columns, sentence
+from bench.cells import bounds, number
+from bench.gemm.summary import Row
+from bench.models.build import ORT, OURS, graphs_of
+from bench.models.cases import GROUPS, all_cases
+from bench.models.report import build_seconds, goal, mebibytes, milliseconds
+from bench.models.summary import FORMAT
+from bench.pages import (
     ROOT,
     Document,
+    extent_of,
     losses_link,
     losses_of,
+    machine_of,
     markdown,
-    numbers,
+    met,
     strong,
     threads_of,
     wrapped,
     write_pages,
 )
-from bench.gemm.report import bounds, number
-from bench.gemm.summary import Row
-from bench.models.beside import BESIDE, Beside
-from bench.models.build import ORT, OURS
-from bench.models.cases import GROUPS, all_cases
-from bench.models.report import build_seconds, goal, mebibytes, milliseconds
-from bench.models.summary import FORMAT
 
 PAGE = ROOT / "docs" / "models.md"
-LOSSES = ROOT / "bench" / "results" / "models-losses.md"
-MARKERS = "<!-- models: begin -->", "<!-- models: end -->"
 
 
 def section(docs: Sequence[Document], losses_path: str) -> str:
     """What stands between the markers: what is compared, and the table of each document."""
     parts = [wrapped(about(docs[0]))]
-    extra = wrapped(about_beside(docs))
-    parts += [extra] if extra else []
+    beside = columns(docs)
+    if beside:
+        parts.append(f"In brackets: at how many sizes {' and '.join(beside.values())} were timed.")
     for doc in docs:
-        parts.append(wrapped(f"{threads_of(doc).capitalize()}, {extent_of(doc)}"))
-        parts.append(groups_table(doc["groups"], measured_in(docs)))
+        parts.append(wrapped(f"{threads_of(doc).capitalize()}, {extent(doc)}"))
+        parts.append(groups_table(doc, beside))
+        parts += [wrapped(sentence(part, "size") + compiled(part)) for part in doc["beside"]]
     parts.append(losses_link(docs, "sizes", losses_path))
     return "\n\n".join(parts)
 
@@ -54,7 +53,7 @@ def about(doc: Document) -> str:
     """How to read the tables: what is compared, and with which versions."""
     versions = doc["versions"]
     return (
-        f"Whole networks on the same machine: time of onnxruntime {versions.get('onnxruntime')} "
+        f"Whole networks on {machine_of(doc)}: time of onnxruntime {versions.get('onnxruntime')} "
         "divided by ours, geometric means of medians of paired ratios over sizes, all of them "
         "through one executable each. Results are compared before they are timed: they differ by "
         "at most 1e-4 of the largest output. MiniLM and PP-OCR have trained weights, the others "
@@ -66,32 +65,24 @@ def about(doc: Document) -> str:
     )
 
 
-def measured_in(docs: Sequence[Document]) -> list[Beside]:
-    """The peers besides onnxruntime that any of ``docs`` has."""
-    found = {name for doc in docs for group in doc["groups"] for name in group["vs"]}
-    return [peer for peer in BESIDE if peer.engine in found]
+def compiled(part: Part) -> str:
+    """In which time a peer compiled each network, and into how many graphs, or why it did not."""
+    names = {one.network: one.title.partition(",")[0] for one in GROUPS.values()}
+    told = []
+    for network, built in part["built"].items():
+        graphs = f" s ({graphs_of(built)})" if "graphs" in built else " s"
+        took = built["failed"] if "failed" in built else f"{built['processor']:.0f}{graphs}"
+        told.append(f"{names[network]} {took}")
+    return f" To compile, of the processor: {'; '.join(told)}." if told else ""
 
 
-def about_beside(docs: Sequence[Document]) -> str:
-    """On which sizes these were measured."""
-    versions = docs[0]["versions"]
-    return " ".join(
-        f"{peer.title} {versions.get(peer.package, '')} has dynamic shapes too, and was timed on "
-        f"{peer.where}."
-        for peer in measured_in(docs)
-    )
-
-
-def extent_of(doc: Document) -> str:
+def extent(doc: Document) -> str:
     """How much of the list was measured, with how many rounds, and beside what."""
-    rounds = [row["rounds"] for row in doc["rows"]]
-    text = f"{len(doc['rows'])} of the {len(all_cases())} sizes of the list"
-    text += f", {numbers(rounds)} rounds a size"
-    return f"{text}. {doc['remark']}" if doc.get("remark") else f"{text}."
+    return extent_of(doc, "size", len(all_cases()))
 
 
-def groups_table(groups: Sequence[dict[str, Any]], peers: Sequence[Beside]) -> str:
-    """One line a network: what was to be reached, and what was; ``peers`` have columns too."""
+def groups_table(doc: Document, beside: Mapping[str, str]) -> str:
+    """One line a network: what was to be reached, what was, and against those of ``beside``."""
     lines = [
         [
             one["title"],
@@ -102,14 +93,14 @@ def groups_table(groups: Sequence[dict[str, Any]], peers: Sequence[Beside]) -> s
             str(one["slower"]),
             str(one["losses_that_count"]),
             number(one["worst"]),
-            *(number(one["vs"].get(peer.engine)) for peer in peers),
+            *(cell(doc, engine, one["name"]) for engine in beside),
             build_seconds(one),
             *(mebibytes(one, engine) for engine in (OURS, ORT)),
         ]
-        for one in groups
+        for one in doc["groups"]
     ]
     titles = ["network", "sizes", "vs onnxruntime", "target", "met", "slower", "losses that count"]
-    titles += ["worst", *(f"vs {peer.title}" for peer in peers)]
+    titles += ["worst", *(f"vs {title}" for title in beside.values())]
     titles += ["build, s", "memory, MiB", "onnxruntime's"]
     return markdown(titles, lines)
 
@@ -123,18 +114,15 @@ def losses_page(docs: Sequence[Document]) -> str:
         + "."
     )
     parts = ["# Sizes at which onnxruntime is faster", wrapped(how)]
+    titles = ["counts", "network and size", "ratio", "95 % bounds", "rounds", "ms"]
+    titles.append("onnxruntime's ms")
     for doc in docs:
-        titles = ["counts", "network and size", "ratio", "95 % bounds", "rounds", "ms"]
-        peers = measured_in([doc])
-        titles += ["onnxruntime's ms", *(f"vs {peer.title}" for peer in peers)]
-        line = functools.partial(loss_line, peers=peers)
-        parts += losses_of(doc, "sizes are slower", titles, line, extent_of(doc))
-        parts += [wrapped(faster(doc, peer)) for peer in peers]
+        parts += losses_of(doc, "sizes are slower", titles, loss_line, extent(doc))
     return "\n\n".join(parts) + "\n"
 
 
-def loss_line(row: Row, peers: Sequence[Beside]) -> list[str]:
-    """The cells of one loss; ``peers`` have one each."""
+def loss_line(row: Row) -> list[str]:
+    """The cells of one loss."""
     return [
         "yes" if row["loss"] else "",
         row["key"],
@@ -142,22 +130,12 @@ def loss_line(row: Row, peers: Sequence[Beside]) -> list[str]:
         bounds(row["vs_best_bounds"]),
         str(row["rounds"]),
         *(milliseconds(row, engine) for engine in (OURS, ORT)),
-        *(number(row["vs"].get(peer.engine)) for peer in peers),
     ]
-
-
-def faster(doc: Document, peer: Beside) -> str:
-    """At which of the sizes that it was measured on a peer other than onnxruntime is faster."""
-    ratios = {row["key"]: row["vs"][peer.engine] for row in doc["rows"] if peer.engine in row["vs"]}
-    slower = [f"{key} ({number(ratio)})" for key, ratio in ratios.items() if ratio < 1]
-    start = f"{peer.title} was measured on {len(ratios)} sizes, and is faster at "
-    return start + (", ".join(slower) or "none") + "."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write table and page; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.models.page", description=__doc__)
-    return write_pages(parser, arguments, LOSSES, FORMAT, section, losses_page, MARKERS, PAGE)
+    return write_pages("models", arguments, FORMAT, section, losses_page, PAGE)
 
 
 if __name__ == "__main__":

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from bench.gemm.journal import QUIET, Journal
+from bench.beside import chosen, measure_beside
+from bench.gemm.journal import Journal
 from bench.gemm.run import Effort
-from bench.gemm.threads.crew import Crew, Library
+from bench.gemm.threads.crew import Library
 from bench.gemm.threads.libraries import worker_environment
-from bench.gemm.threads.passes import about, check_machine, measure_each, to_do
-from bench.models.beside import Beside, chosen
-from bench.models.build import COMPILED, ORT, OURS, Artifact, build_missing
+from bench.gemm.threads.passes import check_machine, crew_of, measure_twice, note_crew, to_do
+from bench.goals import in_doubt
+from bench.models.beside import BESIDE
+from bench.models.build import COMPILED, ORT, OURS, Artifact, build_missing, graphs_of
 from bench.models.cases import Case
 from bench.models.memory import of_engine
-from bench.models.summary import in_doubt, rows_of
-
-FIRST_SHARE = 0.75  # of the budget, for the first runs
+from bench.models.summary import rows_of
 
 
 def prepare(
@@ -54,7 +52,8 @@ def prepare(
         if "failed" in found:
             console.print(f"[red]{name}: {found['failed']}", highlight=False)
         elif "graphs" in found:
-            console.print(f"{name}: {graphs_of(found)}", highlight=False)
+            seconds_of = f"{found['processor']:.0f} s of the processor"
+            console.print(f"{name}: {graphs_of(found)}, {seconds_of}", highlight=False)
     failed = {
         name.split()[1] for name, found in seconds.items() if OURS in name and "failed" in found
     }
@@ -87,7 +86,7 @@ def run(
     stop: float = math.inf,
 ) -> bool:
     """Fill ``journal`` with ``cases``, with second runs of those that are in doubt, and with the
-    peers of `bench.models.beside` on few of them.
+    peers of `bench.models.beside` on few of them; ``noted`` is for the document.
 
     Runs that the journal has are not made again. No case is begun that would take longer than
     ``stop`` seconds from now; returns whether all were measured. Raises RuntimeError when this
@@ -95,85 +94,46 @@ def run(
     """
     check_machine(threads)
     start = time.monotonic()
-    few = {peer: todo_beside(peer, cases, journal, threads) for peer in chosen(engines)}
-    if not any(few.values()) and not left_of(cases, journal, threads):
-        return True
-    environment = worker_environment(os.environ, threads)
-    libraries = {
-        name: Library(name, (name,), command=command(threads, name, folder))
-        for name in (OURS, *engines)
-    }
     whole = True
-    with contextlib.ExitStack() as stack:
-        with console.status(f"starting the processes for {threads} threads"):
-            first = [libraries[name] for name in (OURS, ORT) if name in libraries]
-            crew = Crew(first, environment, threads)
-            stack.enter_context(crew)
-        check(crew)
-        facts = {**about(crew, threads), **noted}
-        journal.note(threads, facts)
-        for earlier, share in enumerate((FIRST_SHARE, 1.0)):
-            left = [
-                case for case, runs in left_of(cases, journal, threads).items() if runs == earlier
-            ]
-            budget = share * effort.budget - (time.monotonic() - start)
-            part = effort.again(budget) if earlier else replace(effort, budget=budget)
-            work = {case: expected_seconds(case, part) for case in left}
-            whole &= measure_each(
-                crew, work, part, threads, journal, console, ours=OURS, end=start + stop
-            )
-    for peer, missing in few.items():
-        if not missing:
-            continue
-        with Crew([libraries[OURS], libraries[peer.engine]], environment, threads) as crew:
-            check(crew)
-            found = about(crew, threads)
-            for name in ("candidates", "absent", "pools", "versions"):
-                facts[name] = {**facts[name], **found[name]}
-            journal.note(threads, facts)
-            whole &= measure_each(
+    journal.note(threads, {**journal.notes.get(threads, {}), **noted})
+
+    def workers(*names: str) -> list[Library]:
+        return [Library(name, (name,), command=command(threads, name, folder)) for name in names]
+
+    def left() -> dict[Case, int]:
+        return to_do(cases, in_doubt(rows_of(journal, threads)), journal, threads)
+
+    if ORT in engines and left():
+        with crew_of(workers(OURS, ORT), threads, console, OURS) as crew:
+            note_crew(journal, crew, threads)
+            whole &= measure_twice(
                 crew,
-                {case: peer.expected_seconds(case) for case in missing},
-                peer.effort(effort),
+                left,
+                expected_seconds,
+                effort,
                 threads,
                 journal,
                 console,
                 ours=OURS,
-                title=f"{peer.title}: ",
-                mode=peer.mode,
-                patience=peer.patience,
-                end=start + stop,
+                start=start,
+                stop=stop,
             )
-    return whole
-
-
-def todo_beside(
-    peer: Beside, cases: Sequence[Case], journal: Journal, threads: int
-) -> dict[Case, int]:
-    """The cases of a pass that the journal lacks."""
-    return to_do(peer.cases(cases), (), journal, threads, peer.mode)
-
-
-def graphs_of(built: Mapping[str, Any]) -> str:
-    """How often torch compiled a network, in words."""
-    seconds = f"{built['processor']:.0f} s of the processor"
-    return f"{built['graphs']} graphs for {built['sizes']} sizes, {seconds}"
-
-
-def check(crew: Crew) -> None:
-    """Raises RuntimeError where ours cannot start."""
-    if OURS in crew.absent:
-        raise RuntimeError(f"ours cannot start: {crew.absent[OURS]}")
+    return whole & measure_beside(
+        chosen(BESIDE, engines),
+        cases,
+        lambda engine: workers(OURS, engine),
+        effort,
+        threads,
+        journal,
+        console,
+        ours=OURS,
+        end=start + stop,
+    )
 
 
 def command(threads: int, engine: str, folder: Path) -> tuple[str, ...]:
     """What starts the worker of an engine."""
     return (sys.executable, "-m", "bench.models.worker", str(threads), engine, str(folder))
-
-
-def left_of(cases: Sequence[Case], journal: Journal, threads: int) -> dict[Case, int]:
-    """Of `to_do`, with the cases in doubt by what the journal has."""
-    return to_do(cases, in_doubt(rows_of(journal, threads)), journal, threads, QUIET)
 
 
 def expected_seconds(case: Case, effort: Effort) -> float:

@@ -16,12 +16,13 @@ from matplotlib.figure import Figure
 
 from bench import measure
 from bench.gemm import page
+from bench.gemm.document import FORMAT
 from bench.gemm.groups import WORKLOADS, Group, work
 from bench.gemm.journal import QUIET
-from bench.gemm.page import Document
 from bench.gemm.peers import HAND_SCHEDULES
 from bench.gemm.summary import FLOOR, Row, losses
 from bench.notebooks import drawing
+from bench.pages import Document, read_document, threads_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 FILES = ("gemm-1-thread.json", "gemm-2-threads.json")
@@ -35,7 +36,8 @@ def documents(folder: Path = RESULTS) -> dict[str, Document]:
     Raises ValueError for one of another format.
     """
     files = [folder / name for name in FILES if (folder / name).is_file()]
-    return {page.threads_of(each): each for each in map(page.read_document, files)}
+    found = [read_document(path, FORMAT) for path in files]
+    return {threads_of(each): each for each in found}
 
 
 def listed(document: Document) -> list[Row]:
@@ -124,7 +126,7 @@ def ratio_title(document: Document) -> str:
     (first, _), *_ = members(document)
     rows = listed(document)
     return (
-        f"On {page.threads_of(document)} {first['vs_best']:.2f} times as fast as the best library "
+        f"On {threads_of(document)} {first['vs_best']:.2f} times as fast as the best library "
         f"of each case\n({first['title']}: geometric mean of {first['cases']}). "
         f"Of all {len(rows)} cases of the list\nslower on {len(losses(rows))}, of them "
         f"{sum(row['loss'] for row in rows)} beyond doubt and by more than {1 - FLOOR:.0%}; "
@@ -182,7 +184,7 @@ def library_figure(document: Document) -> Figure:
     axes.set_xlabel(f"time of the library / ours, geometric mean ({group['title']})")
     nearest, mean = next(iter(means.items()))
     axes.set_title(
-        f"On {page.threads_of(document)}, {group['title']}: the nearest single library, "
+        f"On {threads_of(document)}, {group['title']}: the nearest single library, "
         f"{nearest.replace('_', ' ')}, takes {mean:.2f} times our time", loc="left", fontsize=11,
     )  # fmt: skip
     return figure
@@ -232,7 +234,7 @@ def peak_figure(document: Document) -> Figure:
         if group["name"].startswith("linear") and group["of_peak"]
     ]
     axes.set_title(
-        f"On {page.threads_of(document)}, geometric means of the part of the peak:\n"
+        f"On {threads_of(document)}, geometric means of the part of the peak:\n"
         + "; ".join(means), loc="left", fontsize=11,
     )  # fmt: skip
     axes.text(1.01, 0.60, "\u25cf tvm_moonpoly", color=WIN, transform=axes.transAxes, fontsize=9)

@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from tvm_moonpoly.costmodel.tables import (
-    RESIDENCIES,
-    TRIPS,
-    CostTable,
-    Level,
-    Residency,
-    TaskCost,
-    Traffic,
-)
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import RESIDENCIES, TRIPS, Level, Residency, TaskCost
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner import counts, spec

@@ -67,7 +67,7 @@ def _operands(record: Any) -> str:
 
 def _costs(entry: Any) -> list[Any]:
     """The costs of `TASKS`; a dash where the entry, which may be anything, does not tell."""
-    from tvm_moonpoly.costmodel.tables import RESIDENCIES, TRIPS, Level, Residency
+    from tvm_moonpoly.costmodel.tasks import RESIDENCIES, TRIPS, Level, Residency
 
     at = TRIPS.index(384)
     places = [RESIDENCIES.index(Residency(Level.L1, b)) for b in (Level.L1, Level.MEMORY)]

@@ -1,110 +1,18 @@
 """The cost table of a machine: integers in picoseconds.
 
-A task of a micro-kernel over ``k`` steps costs ``g(k)``, which depends on the caches that its
-operands come from. ``g`` is given at a few trip counts and is linear between them, with whole
-numbers as slopes, so that a plan's cost, a sum of counts times entries of the table, is the same
-integer in Python and in native code. The other entries are what packing, the partial panel, later
+What the tasks of each micro-kernel cost (`tasks`), and what packing, the partial panel, later
 blocks of the reduction, streaming and a parallel launch add.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
+from tvm_moonpoly.costmodel.tasks import TaskCost
 from tvm_moonpoly.microkernels.records import Form, Record, edge_height
-
-
-class Level(IntEnum):
-    """Where an operand comes from."""
-
-    L1 = 1
-    L2 = 2
-    L3 = 3
-    MEMORY = 4
-
-
-class Residency(NamedTuple):
-    """The levels that a task's rows of A and its columns of B come from."""
-
-    a: Level
-    b: Level
-
-
-#: Rows of A that do not fit the caches are read in the order in which they lie, and arrive from
-#: memory as from the third-level cache.
-RESIDENCIES = tuple(
-    itertools.starmap(Residency, itertools.product((Level.L1, Level.L2, Level.L3), Level))
-)
-
-#: The trip counts at which tasks have a cost of their own. From the second on each is twice the one
-#: before, so that the bits of ``k // TRIPS[1]`` find a trip count's place among them.
-TRIPS = (1, *(3 << i for i in range(12)))
-
-#: Segments between two neighbouring trip counts; the first reaches down to 0, the last has no end.
-SEGMENTS = len(TRIPS) - 1
-
-#: Larger than any cost of one task, which native code keeps in 32 bits.
-MAX_TASK = 1 << 30
-
-
-def segment(k: int) -> int:
-    """Which of the `SEGMENTS` holds trip count ``k``."""
-    return min((k // TRIPS[1]).bit_length(), SEGMENTS - 1)
-
-
-class Line(NamedTuple):
-    """``start + step * k`` picoseconds; ``start`` may be negative."""
-
-    start: int
-    step: int
-
-
-@dataclass(frozen=True)
-class TaskCost:
-    """What a task costs: for each residency the picoseconds at each of `TRIPS`, not falling."""
-
-    knots: Mapping[Residency, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, cost: Callable[[Residency, int], float]) -> TaskCost:
-        """The table of a function of residency and trip count: whole numbers, made not to fall."""
-        knots = {}
-        for residency in RESIDENCIES:
-            values = (max(round(cost(residency, k)), 1) for k in TRIPS)
-            knots[residency] = tuple(itertools.accumulate(values, max))
-        return cls(knots)
-
-    @classmethod
-    def linear(cls, start: int, step: int) -> TaskCost:
-        """``start + step * k``, wherever the operands come from."""
-        return cls(dict.fromkeys(RESIDENCIES, tuple(start + step * k for k in TRIPS)))
-
-    @functools.cached_property
-    def lines(self) -> Mapping[Residency, tuple[Line, ...]]:
-        """The cost in each of the segments: what both planners compute with."""
-        return {residency: _lines(values) for residency, values in self.knots.items()}
-
-    def at(self, residency: Residency, k: int) -> int:
-        """Picoseconds of a task over ``k`` steps."""
-        line = self.lines[residency][segment(k)]
-        return line.start + line.step * k
-
-
-def _lines(values: Sequence[int]) -> tuple[Line, ...]:
-    found: list[Line] = []
-    for (low, high), (first, last) in zip(
-        itertools.pairwise(TRIPS), itertools.pairwise(values), strict=True
-    ):
-        step = (last - first) // (high - low)
-        if not found:
-            step = min(step, first)  # or no steps at all would cost less than nothing
-        found.append(Line(first - step * low, step))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -221,9 +129,9 @@ class CostTable:
         """The table as entries of a tuning log."""
         kernels = []
         for record, cost in self.tasks.items():
-            entry = {"kind": "kernel", "record": record.to_json(), "alone": _to_lists(cost)}
+            entry = {"kind": "kernel", "record": record.to_json(), "alone": cost.to_lists()}
             if record in self.busy:
-                entry["busy"] = _to_lists(self.busy[record])
+                entry["busy"] = self.busy[record].to_lists()
             kernels.append(entry)
         return [*kernels, {"kind": "traffic", **asdict(self.traffic)}]
 
@@ -234,9 +142,9 @@ class CostTable:
         for entry in entries:
             if entry.get("kind") == "kernel":
                 record = Record.from_json(entry.get("record"))
-                tasks[record] = _from_lists(entry, "alone")
+                tasks[record] = TaskCost.from_lists(entry.get("alone"), "alone")
                 if "busy" in entry:
-                    busy[record] = _from_lists(entry, "busy")
+                    busy[record] = TaskCost.from_lists(entry["busy"], "busy")
             elif entry.get("kind") == "traffic":
                 told = [f.name for f in fields(Traffic) if f.default is MISSING or f.name in entry]
                 traffic = Traffic(**{name: _count(entry, name) for name in told})
@@ -282,29 +190,6 @@ def _with_in_place(tasks: Mapping[Record, TaskCost]) -> dict[Record, TaskCost]:
         return dict(tasks)
     plain = {r: cost for r, cost in tasks.items() if r.form == Form.PLAIN}
     return {**tasks, **{replace(r, in_place_b=True): cost for r, cost in plain.items()}}
-
-
-def _to_lists(cost: TaskCost) -> list[list[int]]:
-    return [list(cost.knots[residency]) for residency in RESIDENCIES]
-
-
-def _from_lists(entry: Mapping[str, Any], name: str) -> TaskCost:
-    rows = entry.get(name)
-    if not isinstance(rows, list) or len(rows) != len(RESIDENCIES):
-        raise ValueError(f"log: {name} must be {len(RESIDENCIES)} lists, one a residency")
-    knots = {}
-    for residency, row in zip(RESIDENCIES, rows, strict=True):
-        if (
-            not isinstance(row, list)
-            or len(row) != len(TRIPS)
-            or not all(type(value) is int and 0 <= value < MAX_TASK for value in row)
-            or row != sorted(row)
-        ):
-            raise ValueError(
-                f"log: {name} must list the picoseconds of {len(TRIPS)} trip counts, not falling"
-            )
-        knots[residency] = tuple(row)
-    return TaskCost(knots)
 
 
 def _count(entry: Mapping[str, Any], name: str) -> int:

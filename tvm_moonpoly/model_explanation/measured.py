@@ -12,14 +12,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relax_passes.storage_sizes import PREFIX
 from tvm_moonpoly.operators import mapped_weights
 from tvm_moonpoly.operators.check import CHECK
 
 #: Seconds that the calls of one model should take, and how many there are at the least and most.
 BUDGET, FEWEST, MOST = 2.0, 3, 50
 
-# allocation, checks and arithmetic of shapes, views, addresses of weights
-MACHINE = ("vm.builtin.", "shape_func", CHECK, mapped_weights.NAME)
+# allocation, checks and arithmetic of shapes, views, addresses of weights, sizes of memory
+MACHINE = ("vm.builtin.", "shape_func", CHECK, mapped_weights.NAME, PREFIX)
 
 Key = tuple[str, tuple[tuple[int, ...], ...]]
 

@@ -15,6 +15,7 @@ from .sizes import value_of
 
 STORAGE, KILL = (Op.get(f"relax.memory.{name}") for name in ("alloc_storage", "kill_storage"))
 TENSOR = Op.get("relax.memory.alloc_tensor")
+AFTER_PLANNING = ("ReuseStorages", "LowerAllocTensor")  # the first of them that is run
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Memory:
 def planned_memory(steps: Sequence[Step], sizes: Mapping[str, int]) -> Memory:
     """The memory of the function `main` as it was planned, each block freed after its last use.
     Of branches, which allocate for themselves, nothing is counted."""
-    planned = next(step.after for step in steps if step.name == "LowerAllocTensor")
-    func = relax.transform.KillAfterLastUse()(planned)["main"]
+    planned = next(step.before for step in steps if step.name in AFTER_PLANNING)
+    lowered = relax.transform.LowerAllocTensor()(planned)
+    func = relax.transform.KillAfterLastUse()(lowered)["main"]
     alive: dict[Var, int | None] = {}
     expressions: list[str] = []
     tensors, peak = 0, 0

@@ -190,10 +190,7 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
         outputs, out_channels = let(conv["outputs"]), let(conv["out_channels"])
         by_rows = tirx.any(form == int(Form.ROWS), form == int(Form.WINDOWS))
 
-        # the first output row, of all images, and pixel of the block; its rows and their pixels
-        place = scratch(4, INT)
-
-        def of_rows() -> None:
+        def of_rows(block: Expr, place: Pointer) -> None:
             segments = let(conv["segments"])
             row_blocks = let(ceil_div(oh, conv["rows"]))
             each = let(div(block, segments))
@@ -203,15 +200,21 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
             place[0], place[1] = image * oh + row, pixel
             place[2], place[3] = minimum(conv["rows"], oh - row), minimum(conv["width"], ow - pixel)
 
-        def of_pixels() -> None:
+        def of_pixels(block: Expr, place: Pointer) -> None:
             pixels = let(conv["n"] * oh * ow)
             first = let(block * conv["width"])
             row = let(div(first, ow))
             place[0], place[1] = row, first - row * ow
             place[2], place[3] = as_int(1), minimum(conv["width"], pixels - first)
 
-        branch(by_rows, of_rows, of_pixels)
-        row, pixel, rows, width = (let(place[i]) for i in range(4))
+        def place_of(block: Expr) -> list[Expr]:
+            """The first output row, of all images, and pixel of a block; its rows and their
+            pixels."""
+            place = scratch(4, INT)
+            branch(by_rows, lambda: of_rows(block, place), lambda: of_pixels(block, place))
+            return [let(place[i]) for i in range(4)]
+
+        row, pixel, rows, width = place_of(block)
         channel = let(group * channels)
         column_run = let(conv["kernel_h"] * channels)
         columns = let((width - 1) * conv["stride_w"] + conv["kernel_w"])
@@ -238,10 +241,16 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
             stored = let(conv["columns"])
             own = columns_of(part, conv.kept("nv", "tail_nv", "splits_n"), panels, stored)
             panel = own["panel"]
-            image = let(div(row, oh))
-            in_row = let((row - image * oh) * conv["stride_h"])
             step = let(conv["w"] * in_channels)
-            at = let((image * conv["h"] + in_row) * step + pixel * conv["stride_w"] * in_channels)
+
+            def input_of(row: Expr, pixel: Expr) -> Expr:
+                """Where in the input the window of an output without padding begins."""
+                image = let(div(row, oh))
+                in_row = let((row - image * oh) * conv["stride_h"])
+                at = (image * conv["h"] + in_row) * step + pixel * conv["stride_w"] * in_channels
+                return let(at)
+
+            at = input_of(row, pixel)
             t = Numbers(BLOCK)
             t["rows"], t["width"] = rows, width
             in_band = tirx.any(form == int(Form.WINDOWS), form == int(Form.PIXELS))
@@ -249,15 +258,14 @@ def _emit_chunk(functions: Functions, kind: str, dtype: str, machine: Machine) -
             t["lda"] = select(in_band, band_step, conv["stride_w"] * in_channels)
             t["a_row"] = select(in_band, window_row, conv["stride_h"] * step)
             t["depth"] = depth
-            # blocks of pixels follow one another in the input
-            follows = tirx.all(
-                form == int(Form.JOINED),
-                block + 1 < conv["blocks"],
-                conv["groups"] == 1,
-                conv["kc"] == 0,
+            # the pixels of the next block, where they are read as they lie
+            t["next_a"], t["fetched"] = as_int(0), as_int(0)
+            alone = tirx.any(
+                form == int(Form.JOINED), tirx.all(form == int(Form.ROWS), conv["kernel_w"] == 1)
             )
-            t["next_a"] = width * conv["in_channels"]
-            t["fetched"] = select(follows, ceil_div(conv["width"], lanes), 0)
+            with when(tirx.all(alone, block + 1 < conv["blocks"])):
+                next_row, next_pixel, _, next_width = place_of(let(block + 1))
+                t["next_a"], t["fetched"] = input_of(next_row, next_pixel) - at, next_width
             t.fill({name: own[name] for name in ("panels", "columns", "tail_nv")})
             for name in ("nv", "mr", "tail_mr", "kc", "activation", "first", "second"):
                 t[name] = conv[name]

@@ -13,7 +13,9 @@ from tvm import tirx
 from tvm_moonpoly.emit import (
     FLOAT,
     FLOATS,
+    INT,
     INTS,
+    LINE,
     Expr,
     Functions,
     Pointer,
@@ -25,6 +27,7 @@ from tvm_moonpoly.emit import (
     loop,
     maximum,
     minimum,
+    prefetch,
     select,
     switch,
     when,
@@ -39,11 +42,13 @@ from tvm_moonpoly.operators.gemm_tiles import looking_at_panels, rows_name, zero
 
 TILES = "moonpoly_conv_tiles"
 
+_FETCH = "moonpoly_conv_fetch"
+
 #: What a block is. ``rows`` rows of ``width`` pixels, ``a_row``, ``x_row`` and ``c_row`` floats
 #: from the pixels of one to those of the next, and ``lda``, ``ldx`` and ``ldc`` from pixel to
 #: pixel. ``panels`` whole panels of ``depth`` steps and ``columns`` lanes of a partial one.
-#: ``next_a``: how far behind it the rows of A of the next block are, of which tiles prefetch
-#: ``fetched`` parts, of ``lanes`` rows each. ``x_step`` is 0 where x is a row of zeros.
+#: ``next_a``: how far behind it the rows of A of the next block are, of each of whose rows
+#: ``fetched`` pixels are prefetched meanwhile. ``x_step`` is 0 where x is a row of zeros.
 BLOCK = (
     "rows",
     "width",
@@ -74,6 +79,7 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
     """Define `TILES`: ``C = act(A @ B + X + z)`` for the block that ``numbers`` describe."""
     lanes = machine.lanes
     widths = sorted({r.nv for r in records if r.form == Form.PLAIN})
+    _emit_fetch(functions)
 
     @functions.separate(TILES, numbers=INTS, a=FLOATS, b=FLOATS, x=FLOATS, z=FLOATS, c=FLOATS)
     def _(numbers: Pointer, a: Pointer, b: Pointer, x: Pointer, z: Pointer, c: Pointer) -> None:
@@ -86,7 +92,13 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
         relu = t["activation"] == int(ConvActivation.RELU)
         main = let(div(t["panels"] - t["tail_nv"], t["nv"]))
         all_groups = let(main + select(t["tail_nv"] > 0, 1, 0))
-        fetches = let(ceil_div(t["fetched"], maximum(all_groups, 1)))
+        # tiles that need no panels fetch pixels that are one behind another, `lanes` of them each
+        near = t["panels"] * depth * (lanes * 4) <= machine.l2_bytes // 2
+        evenly = tirx.all(t["lda"] == depth, t["rows"] == 1, k_blocks == 1)
+        in_tiles = let(tirx.all(evenly, near, t["fetched"] > 0))
+        parts = let(ceil_div(t["fetched"], select(in_tiles, lanes, 1)))
+        parts = let(ceil_div(parts, maximum(k_blocks * all_groups, 1)))
+        fetches = let(parts * select(in_tiles, lanes, 1))
 
         with loop(k_blocks) as kk:
             k0 = let(kk * kb)
@@ -143,21 +155,20 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
                     with loop(count) as g, loop(t["rows"]) as row:
                         panel = let(start + g * nv)
                         # each of all groups fetches as much of the next block
-                        group = let(g + select(in_main, 0, main))
+                        group = let(kk * all_groups + g + select(in_main, 0, main))
                         begun = let(minimum(group * fetches, t["fetched"]))
-                        of_a = t["fetched"] > 0
-                        at_a = t["next_a"] + begun * (lanes * depth)
+                        pixels = let(minimum(fetches, t["fetched"] - begun))
+                        at_a = let(t["next_a"] + row * t["a_row"] + begun * t["lda"])
+                        with when(tirx.all(pixels > 0, tirx.Not(in_tiles))):
+                            functions[_FETCH](a.at(at_a), t["lda"], pixels, depth)
                         at_b = (panel * depth + k0) * lanes + later
+                        looking_at_b = select(row == 0, looking, 0)
                         functions[rows_name(nv, Form.PLAIN)](
                             *tiles(panel, row),
                             width,
                             mr,
-                            b.unless(of_a, a).at(select(of_a, at_a, at_b)),
-                            select(
-                                of_a,
-                                minimum(fetches, t["fetched"] - begun),
-                                select(row == 0, looking, 0),
-                            ),
+                            b.unless(in_tiles, a).at(select(in_tiles, at_a, at_b)),
+                            select(in_tiles, ceil_div(pixels, lanes), looking_at_b),
                             depth * lanes,
                         )
                         activate(panel, row, as_int(nv * lanes))
@@ -167,3 +178,13 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
             with when(t["columns"] > 0), loop(t["rows"]) as row:
                 functions["moonpoly_edge"](*tiles(t["panels"], row), width, t["columns"], 0)
                 activate(t["panels"], row, t["columns"])
+
+
+def _emit_fetch(functions: Functions) -> None:
+    """``count`` pixels of ``floats`` floats, ``apart`` floats apart, into the second cache: rows of
+    A that lie apart are none of the streams that processors fetch ahead by themselves."""
+
+    @functions.separate(_FETCH, a=FLOATS, apart=INT, count=INT, floats=INT)
+    def _(a: Pointer, apart: Expr, count: Expr, floats: Expr) -> None:
+        with loop(count) as i, loop(ceil_div(floats, LINE)) as line:
+            prefetch(a.at(i * apart + line * LINE), 2)

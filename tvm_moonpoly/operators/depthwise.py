@@ -58,8 +58,9 @@ _GRAIN = 1 << 18
 #: Chunks for each worker, of which there may be fewer, and the fewest rows of one.
 _CHUNKS, _FEWEST_ROWS = 8, 4
 
-#: Images of so many times the second-level cache are fetched a row ahead.
-_FAR = 4
+#: An image of so many times the second-level cache is fetched a row ahead, and so are images that
+#: are so many times as large together.
+_FAR, _FAR_TOGETHER = 4, 8
 
 #: Where addresses repeat in the first-level cache: bytes of one of its ways.
 _WAY = 4096
@@ -149,7 +150,10 @@ def _direct(s: Numbers, machine: Machine) -> None:
     whole = cell(ceil_div(vectors, parts) * machine.lanes)
     # rows that come from beyond the second-level cache, and each output row needs one more
     image = s["h"] * s["w"] * s["c"] * 4
-    s["far"] = select(tirx.all(image > _FAR * machine.l2_bytes, s["stride_h"] == 1), 1, 0)
+    far = tirx.any(
+        image > _FAR * machine.l2_bytes, s["n"] * image > _FAR_TOGETHER * machine.l2_bytes
+    )
+    s["far"] = select(tirx.all(far, s["stride_h"] == 1), 1, 0)
     s["rows"] = rows
     s["channels"] = select(tirx.all(cut, parts > 1), whole, s["c"])
     # what is left of the channels, less than a vector, goes with the last block

@@ -39,6 +39,10 @@ CHUNKS = 4
 #: Vectors of a band cost so many times what a vector added to one in the caches does.
 MOVED = 2
 
+#: A pixel of those that lie apart, in an input beyond the second-level cache, costs as much as so
+#: many vectors more: no processor fetches its first lines ahead by itself.
+SCATTERED = 112
+
 #: The most channels, and steps of the reduction, of windows that are read at offsets.
 OFFSETS_CHANNELS, OFFSETS_DEPTH = 4, 512
 
@@ -187,4 +191,14 @@ def filling(conv: Convolution, form: Form, blocks: Cut, machine: Machine, table:
         return ceil_div(floats, machine.lanes) * MOVED * table.traffic.axpy_step
     overlapping = blocks.rows * columns_of(conv, blocks.width)
     columns = overlapping if form == Form.WINDOWS else pixels * conv.kernel[1]
-    return columns * conv.kernel[0] * channels * MOVED * table.traffic.axpy_step
+    vectors = columns * conv.kernel[0] * channels * MOVED
+    if form == Form.PIXELS and scattered(conv, machine):
+        vectors += pixels * SCATTERED
+    return vectors * table.traffic.axpy_step
+
+
+def scattered(conv: Convolution, machine: Machine) -> bool:
+    """Whether single pixels are read, which lie apart and beyond the second-level cache."""
+    floats = conv.n * conv.size[0] * conv.size[1] * conv.channels * conv.groups
+    alone = conv.kernel == (1, 1) and conv.strides != (1, 1)
+    return alone and not conv.half and floats * 4 > machine.l2_bytes

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form
 from tvm_moonpoly.planner.groups import (

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tvm_moonpoly.costmodel.tables import CostTable, Level, Residency, Traffic
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, looks_ahead
 from tvm_moonpoly.planner.plan import BMode

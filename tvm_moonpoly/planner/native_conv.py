@@ -39,6 +39,7 @@ from tvm_moonpoly.planner.conv import (
     OFFSETS_CHANNELS,
     OFFSETS_DEPTH,
     OFFSETS_WIDTH,
+    SCATTERED,
     offsets_heights,
 )
 from tvm_moonpoly.planner.conv_blocks import (
@@ -233,7 +234,16 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         channels = cell(ceil_div(s["channels"], lanes))
         overlapping = rows[0] * columns_of(width[0])
         window = cell(select(form == int(Form.WINDOWS), overlapping, tall * s["kernel_w"]))
+        floats = s["n"] * s["h"] * s["w"] * s["channels"] * s["groups"]
+        scattered = tirx.all(
+            form == int(Form.PIXELS),
+            s["kernel_h"] * s["kernel_w"] == 1,
+            s["stride_h"] * s["stride_w"] > 1,
+            s["half"] == 0,
+            floats * 4 > machine.l2_bytes,
+        )
         moved = window * s["kernel_h"] * channels * MOVED
+        moved = moved + cell(select(scattered, tall * SCATTERED, 0))
         in_band = tirx.any(form == int(Form.WINDOWS), form == int(Form.PIXELS))
         padding = s["top"] + s["left"] + s["bottom"] + s["right"]
         banded = cell(select(padding > 0, offsets, 0))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_moonpoly.constants import constant_array
-from tvm_moonpoly.costmodel.tables import RESIDENCIES, SEGMENTS, TRIPS, CostTable, Level
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import RESIDENCIES, SEGMENTS, TRIPS, Level
 from tvm_moonpoly.emit import (
     INT,
     INTS,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_moonpoly.costmodel.tables import CostTable, TaskCost
+from tvm_moonpoly.costmodel.tables import CostTable
+from tvm_moonpoly.costmodel.tasks import TaskCost
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.planner import spec

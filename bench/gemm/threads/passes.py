@@ -3,22 +3,26 @@ what the document says of the crew."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 import tvm_moonpoly as mp
 from bench import measure
+from bench.console import progress_bar
 from bench.gemm.environment import removed_variables
 from bench.gemm.journal import QUIET, Journal, Record
 from bench.gemm.run import Effort
-from bench.gemm.session import progress_bar
-from bench.gemm.threads.crew import Crew
+from bench.gemm.session import FIRST_SHARE
+from bench.gemm.threads.crew import Crew, Library
+from bench.gemm.threads.libraries import worker_environment
 from bench.gemm.threads.rounds import PATIENCE, measure_case
 
 
@@ -32,6 +36,22 @@ def check_machine(threads: int) -> set[int]:
     if len(cpus) < threads:
         raise RuntimeError(f"{threads} threads need as many CPUs, this process may use {len(cpus)}")
     return cpus
+
+
+@contextlib.contextmanager
+def crew_of(
+    libraries: Sequence[Library], threads: int, console: Console, *ours: str
+) -> Iterator[Crew]:
+    """The workers of ``libraries``, all started; raises RuntimeError where one of the candidates
+    ``ours`` cannot be had."""
+    with contextlib.ExitStack() as stack:
+        with console.status(f"starting the processes for {threads} threads"):
+            environment = worker_environment(os.environ, threads)
+            crew = stack.enter_context(Crew(libraries, environment, threads))
+        missing = [crew.absent[name] for name in ours if name in crew.absent]
+        if missing:
+            raise RuntimeError(f"a process of ours cannot start: {missing[0]}")
+        yield crew
 
 
 def to_do(
@@ -50,6 +70,47 @@ def to_do(
         for case, count in runs.items()
         if count == 0 or (count == 1 and case.key in doubt)
     }
+
+
+def measure_twice(
+    crew: Crew,
+    left: Callable[[], Mapping[Any, int]],
+    expected: Callable[[Any, Effort], float],
+    effort: Effort,
+    threads: int,
+    journal: Journal,
+    console: Console,
+    *,
+    ours: str,
+    start: float,
+    stop: float = math.inf,
+    title: str = "",
+    mode: str = QUIET,
+) -> bool:
+    """First runs of the cases that are ``left`` with none, then second ones of those left with one;
+    whether none was left out.
+
+    The effort's budget, and ``stop`` seconds after which nothing begins, count from ``start`` of
+    the monotonic clock. ``expected`` are the seconds that a case will take, or so.
+    """
+    whole = True
+    for earlier, share in enumerate((FIRST_SHARE, 1.0)):
+        budget = share * effort.budget - (time.monotonic() - start)
+        part = effort.again(budget) if earlier else replace(effort, budget=budget)
+        work = {case: expected(case, part) for case, runs in left().items() if runs == earlier}
+        whole &= measure_each(
+            crew,
+            work,
+            part,
+            threads,
+            journal,
+            console,
+            ours=ours,
+            title=title,
+            mode=mode,
+            end=start + share * stop,
+        )
+    return whole
 
 
 def measure_each(
@@ -102,6 +163,15 @@ def measure_each(
 def modes_of(crew: Crew) -> dict[str, str]:
     """How each candidate is called."""
     return {name: mode for one in crew.described.values() for name, mode in one.modes.items()}
+
+
+def note_crew(journal: Journal, crew: Crew, threads: int, **more: object) -> None:
+    """Note what there is to say `about` the crew, and ``more``, beside what was noted of the crews
+    of earlier passes."""
+    noted, found = journal.notes.get(threads, {}), about(crew, threads)
+    names = ("candidates", "absent", "pools", "versions")
+    both = {name: {**noted.get(name, {}), **found[name]} for name in names}
+    journal.note(threads, {**noted, **found, **both, **more})
 
 
 def about(crew: Crew, threads: int) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 from bench.gemm.run import FEWEST_ROUNDS
 from bench.gemm.threads.crew import Crew
 from bench.gemm.threads.link import WorkerLost
-from bench.measure import WARM_SECONDS
+from bench.measure import WARM_SECONDS, order_of
 
 SLOWEST = 1e9  # FLOP/s; a candidate that is slower than this hangs
 PATIENCE = 30.0  # seconds granted on top of that
@@ -64,11 +63,3 @@ def measure_case(
                 seconds[name].append(each)
     crew.release()
     return seconds, absent
-
-
-def order_of(names: Mapping[str, object], turn: int) -> list[str]:
-    """The candidates in the order of round ``turn``."""
-    found = list(names)
-    shift = turn % len(found) if found else 0
-    order = found[shift:] + found[:shift]
-    return order[::-1] if turn % 2 else order

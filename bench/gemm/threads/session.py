@@ -20,14 +20,18 @@ from bench.gemm.run import PEAK, PROBES, Effort, expected_seconds
 from bench.gemm.shapes import Shape
 from bench.gemm.summary import in_doubt
 from bench.gemm.threads.busy import busy_core
-from bench.gemm.threads.crew import Crew
 from bench.gemm.threads.libraries import libraries_for, worker_environment
 from bench.gemm.threads.link import Link
-from bench.gemm.threads.passes import about, check_machine, measure_each, modes_of, to_do
+from bench.gemm.threads.passes import (
+    check_machine,
+    crew_of,
+    measure_twice,
+    modes_of,
+    note_crew,
+    to_do,
+)
 
-# Of the effort's budget, for each mode; of that, for first runs.
-SHARES = {QUIET: 0.65, BUSY: 0.15}
-FIRST_SHARE = 0.7
+SHARES = {QUIET: 0.65, BUSY: 0.15}  # of the effort's budget, for each mode
 
 
 def run_threads(
@@ -48,31 +52,27 @@ def run_threads(
     if not left_of(shapes, journal, threads, mode):
         return
     start = time.monotonic()
-    environment = worker_environment(os.environ, threads)
     with ExitStack() as stack:
-        with console.status(f"starting the processes for {threads} threads"):
-            crew = stack.enter_context(Crew(libraries_for(peer_names, mode), environment, threads))
-        missing = [crew.absent[name] for name in (DIRECT, PEAK) if name in crew.absent]
-        if missing:
-            raise RuntimeError(f"a process of ours cannot start: {missing[0]}")
+        libraries = libraries_for(peer_names, mode)
+        crew = stack.enter_context(crew_of(libraries, threads, console, DIRECT, PEAK))
         allocating = [name for one in crew.described.values() for name in one.allocating]
-        told = about(crew, threads) | {"allocating": allocating}
-        journal.note(threads, journal.notes.get(threads, {}) | told)
+        note_crew(journal, crew, threads, allocating=allocating)
+        environment = worker_environment(os.environ, threads)
         watch = stack.enter_context(busy_core(max(cpus), environment)) if mode == BUSY else None
         begun = time.monotonic(), processor_time(watch)
-        for earlier, share in enumerate((FIRST_SHARE, 1.0)):
-            left = left_of(shapes, journal, threads, mode)
-            budget = share * SHARES[mode] * effort.budget - (time.monotonic() - start)
-            part = effort.again(budget) if earlier else replace(effort, budget=budget)
-            work = {
-                shape: expected_seconds(shape, part, len(modes_of(crew)))
-                for shape, runs in left.items()
-                if runs == earlier
-            }
-            title = f"{threads} threads, {mode}: "
-            measure_each(
-                crew, work, part, threads, journal, console, ours=DIRECT, title=title, mode=mode
-            )
+        measure_twice(
+            crew,
+            lambda: left_of(shapes, journal, threads, mode),
+            lambda shape, part: expected_seconds(shape, part, len(modes_of(crew))),
+            replace(effort, budget=SHARES[mode] * effort.budget),
+            threads,
+            journal,
+            console,
+            ours=DIRECT,
+            start=start,
+            title=f"{threads} threads, {mode}: ",
+            mode=mode,
+        )
         if watch is not None:
             spent, used = time.monotonic() - begun[0], processor_time(watch) - begun[1]
             found = effects(journal, threads) | {"busy_share": used / spent}

@@ -47,6 +47,7 @@ def serve(
     connection: Connection, holder: Holder, clock: Callable[[], float] = time.perf_counter
 ) -> None:
     """Answer until the host closes the pipe; samples are timed by ``clock``."""
+    gc.freeze()  # what the libraries made when they were loaded is not looked through each time
     runs: dict[str, Run] = {}
     repeats: dict[str, int] = {}
     while True:

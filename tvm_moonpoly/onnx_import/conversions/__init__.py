@@ -13,7 +13,7 @@ from .. import importer
 from . import broadcasting, elementwise, layout, padding, resize, shape
 
 BROADCAST = (
-    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu"),
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Sum", "Mean", "Where", "PRelu"),
     *("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor"),
 )
 
@@ -37,6 +37,8 @@ CONVERSIONS: Mapping[str, Callable[[importer.Importer, Any, Mapping[str, Any]], 
     "Upsample": resize.resize,
     **dict.fromkeys(BROADCAST, broadcasting.elementwise),
     "Pow": elementwise.power,
+    "Max": elementwise.extreme,
+    "Min": elementwise.extreme,
     "MatMul": broadcasting.product,
     "Concat": broadcasting.concatenation,
     "Clip": elementwise.clip,

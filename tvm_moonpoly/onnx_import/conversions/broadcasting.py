@@ -30,7 +30,14 @@ def elementwise(
     importer: Importer, node: onnx.NodeProto, _attributes: Mapping[str, Any]
 ) -> Expr | None:
     """Operands that are broadcast like numpy's."""
-    return _converted(importer, node, _shapes(importer, node), None)
+    operands = agreeing(importer, node)
+    return importer.convert_with(node, operands, {}) if operands else None
+
+
+def agreeing(importer: Importer, node: onnx.NodeProto) -> dict[int, Expr]:
+    """The operands, by their place, that are only equal in size to others when a check at the call
+    says so."""
+    return _agreeing(importer, node, _shapes(importer, node), None)
 
 
 def product(
@@ -40,7 +47,8 @@ def product(
     shapes = _shapes(importer, node)
     if shapes is None or min(map(len, shapes)) < 2:
         return None
-    return _converted(importer, node, [shape[:-2] for shape in shapes], None, tail=2)
+    operands = _agreeing(importer, node, [shape[:-2] for shape in shapes], None, tail=2)
+    return importer.convert_with(node, operands, {}) if operands else None
 
 
 def concatenation(
@@ -50,7 +58,8 @@ def concatenation(
     shapes = _shapes(importer, node)
     if shapes is None or len(set(map(len, shapes))) != 1:
         return None
-    return _converted(importer, node, shapes, axis_of(attributes["axis"], len(shapes[0])))
+    operands = _agreeing(importer, node, shapes, axis_of(attributes["axis"], len(shapes[0])))
+    return importer.convert_with(node, operands, {}) if operands else None
 
 
 def agreed(
@@ -112,16 +121,16 @@ def _shapes(importer: Importer, node: onnx.NodeProto) -> list[list[Size]] | None
     return shapes if shapes and len(shapes) == len(found) else None
 
 
-def _converted(
+def _agreeing(
     importer: Importer,
     node: onnx.NodeProto,
     shapes: list[list[Size]] | None,
     free: int | None,
     tail: int = 0,
-) -> Expr | None:
+) -> dict[int, Expr]:
+    operands: dict[int, Expr] = {}
     if shapes is None:
-        return None
-    operands = {}
+        return operands
     for at, (before, after) in enumerate(
         zip(shapes, agreed(importer.sizes, shapes, free), strict=True)
     ):
@@ -137,4 +146,4 @@ def _converted(
         cast = relax.TensorType([expression(size) for size in [*after, *rest]], operand.ty.dtype)
         variable = operand if isinstance(operand, relax.Var) else importer.emit(operand)
         operands[at] = importer.bb.match_cast(variable, cast)
-    return importer.convert_with(node, operands, {}) if operands else None
+    return operands

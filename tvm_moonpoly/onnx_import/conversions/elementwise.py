@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,15 @@ def clip(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]
     if high is not None and high != np.inf:
         data = relax.op.minimum(data, relax.const(high, dtype))
     return data
+
+
+def extreme(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Expr | None:
+    """Max or Min: operators of two operands, which pass NaN on and become part of what is before
+    them, where TVM's importer stacks the operands and reduces them."""
+    of_two = relax.op.maximum if node.op_type == "Max" else relax.op.minimum
+    checked = broadcasting.agreeing(importer, node)
+    operands = [checked.get(at, importer.tensor(name)) for at, name in enumerate(node.input)]
+    return functools.reduce(lambda first, second: importer.emit(of_two(first, second)), operands)
 
 
 def dropout(

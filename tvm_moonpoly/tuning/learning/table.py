@@ -12,15 +12,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from tvm_moonpoly.costmodel.tables import (
-    MAX_TASK,
-    RESIDENCIES,
-    TRIPS,
-    CostTable,
-    Residency,
-    TaskCost,
-    Traffic,
-)
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import MAX_TASK, RESIDENCIES, TRIPS, Residency, TaskCost
 from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.tuning.learning.lines import line_through
 from tvm_moonpoly.tuning.learning.task_model import Point

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_moonpoly.costmodel.tables import Level, Residency
+from tvm_moonpoly.costmodel.tasks import Level, Residency
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import DECISIONS, Form, Record
 from tvm_moonpoly.planner.groups import level

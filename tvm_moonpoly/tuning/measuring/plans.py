@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, TaskCost, Traffic
+from tvm_moonpoly.costmodel.tables import BLOCKINGS, CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import TaskCost
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.planner.groups import Product, main_form, tail_form
