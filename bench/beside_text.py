@@ -37,7 +37,8 @@ def sentence(part: Part, what: str) -> str:
         for row in sorted(timed, key=lambda row: row["ratio"])
         if row["ratio"] < 1
     ]
-    text = f"{part['title']} {part['version']}, with dynamic shapes as ours, was timed beside ours "
+    title = part["title"]
+    text = f"{title[:1].upper()}{title[1:]} {part['version']}, with dynamic shapes as ours, was timed beside ours "
     text += f"on {len(timed)} {what}{'s' * (len(timed) != 1)}, {part['where']}, "
     if timed:
         text += f"in {numbers([row['rounds'] for row in timed])} rounds each, "

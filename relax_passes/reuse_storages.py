@@ -45,7 +45,7 @@ class ReuseStorages:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         builder = relax.BlockBuilder(mod)
-        changed = {}
+        changed: dict[tvm.ir.GlobalVar, relax.Function] = {}
         for gv, func in mod.functions_items():
             if not isinstance(func, relax.Function) or is_claimed(func) or has_branches(func):
                 continue
