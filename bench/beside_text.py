@@ -38,7 +38,8 @@ def sentence(part: Part, what: str) -> str:
         if row["ratio"] < 1
     ]
     title = part["title"]
-    text = f"{title[:1].upper()}{title[1:]} {part['version']}, with dynamic shapes as ours, was timed beside ours "
+    text = f"{title[:1].upper()}{title[1:]} {part['version']}, with dynamic shapes as ours, "
+    text += "was timed beside ours "
     text += f"on {len(timed)} {what}{'s' * (len(timed) != 1)}, {part['where']}, "
     if timed:
         text += f"in {numbers([row['rounds'] for row in timed])} rounds each, "
