@@ -38,7 +38,9 @@ def sentence(part: Part, what: str) -> str:
         if row["ratio"] < 1
     ]
     title = part["title"]
-    text = f"{title[:1].upper()}{title[1:]} {part['version']}, with dynamic shapes as ours, "
+    if "." not in title.partition(" ")[0]:  # torch.compile keeps its spelling
+        title = f"{title[:1].upper()}{title[1:]}"
+    text = f"{title} {part['version']}, with dynamic shapes as ours, "
     text += "was timed beside ours "
     text += f"on {len(timed)} {what}{'s' * (len(timed) != 1)}, {part['where']}, "
     if timed:

@@ -74,7 +74,7 @@ def test_the_part_of_the_document(journal):
     assert columns([doc]) == {SLOW: "a slow peer"}
     assert cell(doc, SLOW, "vit") == "2.00 (2)" and cell(doc, SLOW, "decode") == "-"
     assert sentence(part, "size") == (
-        "a slow peer 7, with dynamic shapes as ours, was timed beside ours on 2 sizes, two of "
+        "A slow peer 7, with dynamic shapes as ours, was timed beside ours on 2 sizes, two of "
         "them, in 6 rounds each, and is faster in 1 of them: vit/1 (0.50, 0.50..0.50). "
         "Not timed on 1: no such operator."
     )

@@ -191,7 +191,7 @@ def test_the_pages(journal, tmp_path):
     assert "torch.compile 2.13, with dynamic shapes as ours, was timed beside ours on 2" in flat
     assert "and is faster in 1 of them: vit/2 (0.90, 0.90..0.90). To compile" in flat
     assert "of the processor: ViT-S/16 62 s (2 graphs for 3 sizes); decoder too slow." in flat
-    assert "plain TVM 0.27, with dynamic shapes as ours, was timed beside ours on 1 size," in flat
+    assert "Plain TVM 0.27, with dynamic shapes as ours, was timed beside ours on 1 size," in flat
     assert "faster in 0 of them. Not timed on 1: too large." in flat
     goal = "| ViT-S/16 | 2 | **1.00** | 1.10, none < 0.92 | no: ratio, floor | 1 | 1 | 0.50 |"
     assert " | worst | vs torch.compile | vs plain TVM | build, s | " in written
