@@ -14,8 +14,9 @@ from tvm.ir import Call, Expr, TensorLoad, Var
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore
 
-from .pooling_match import INDEX, plain_blocks
+from .pooling_match import plain_blocks
 from .tir_terms import SPATIAL, variables
+from .vector_loops import INDEX
 
 MOST_TABLES = 8
 TYPES = ("int32", "int64", "float32")

@@ -17,9 +17,9 @@ from tvm.sym import Analyzer, detect_linear_equation
 from tvm.tirx import BufferStore, FloatImm, For, ForKind, IntImm, SeqStmt, Stmt
 
 from .tir_terms import IF_THEN_ELSE, REDUCTION, SPATIAL, is_number, variables
+from .vector_loops import INDEX
 
 MOST_TAPS = 16  # larger windows keep their loops
-INDEX = "int64"
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ shuffle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -19,9 +18,9 @@ from tvm.tirx import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt
 
 from .column_tables import Nest, Table, match_columns
 from .parallel_rows import MIN_ITERATIONS
-from .pooling_match import INDEX
 from .renamed import renamed
 from .tir_terms import variables
+from .vector_loops import INDEX, for_each, in_vectors, number, ramp
 
 WIDTHS = (16, 8)  # elements of the result in a vector: the narrow ones for short rows
 
@@ -68,7 +67,7 @@ class Copied:
 
 def _copied(nest: Nest) -> Copied:
     value = nest.value.indices[-2]
-    shape = (Analyzer().simplify(tirx.max(nest.extents[-2], _number(1))),)
+    shape = (Analyzer().simplify(tirx.max(nest.extents[-2], number(1))),)
     rows = Table(tirx.decl_buffer(shape, str(value.ty), "row_of"), value)
     return Copied(rows, tirx.decl_buffer((1,), "bool", "twice"))
 
@@ -95,11 +94,11 @@ def _find_out(nest: Nest, copied: Copied) -> list[Stmt]:
     (table,), twice = nest.tables, copied.twice
 
     def both(i: Expr) -> Stmt:
-        same = table.buffer[i] == tirx.floordiv(i, _number(2)).astype(str(table.value.ty))
-        return BufferStore(twice, tirx.all(twice[0], same), [_number(0)])
+        same = table.buffer[i] == tirx.floordiv(i, number(2)).astype(str(table.value.ty))
+        return BufferStore(twice, tirx.all(twice[0], same), [number(0)])
 
-    yes = BufferStore(twice, tirx.floormod(nest.extents[-1], _number(2)) < 1, [_number(0)])
-    return [yes, _each(nest.extents[-1], both)]
+    yes = BufferStore(twice, tirx.floormod(nest.extents[-1], number(2)) < 1, [number(0)])
+    return [yes, for_each(nest.extents[-1], both)]
 
 
 def _planes(nest: Nest, copied: Copied | None, kind: ForKind) -> Stmt:
@@ -107,10 +106,10 @@ def _planes(nest: Nest, copied: Copied | None, kind: ForKind) -> Stmt:
     outer = nest.axes[:-2]
     row, column = nest.axes[-2:]
     line = _row(nest, [*outer, row], copied)
-    stmt = For(row, _number(0), nest.extents[-2], ForKind.SERIAL, line)
+    stmt = For(row, number(0), nest.extents[-2], ForKind.SERIAL, line)
     if kind == ForKind.SERIAL:
         for axis, extent in reversed(list(zip(outer, nest.extents, strict=False))):
-            stmt = For(axis, _number(0), extent, kind, stmt)
+            stmt = For(axis, number(0), extent, kind, stmt)
         return stmt
     plane, known = tirx.Var("plane", INDEX), {}
     left = plane
@@ -120,7 +119,7 @@ def _planes(nest: Nest, copied: Copied | None, kind: ForKind) -> Stmt:
     known[outer[0]] = plane if len(outer) == 1 else known[outer[0]]
     stmt = tvm_ffi.structural_map(stmt, (Var, lambda var: known.get(var, var)))
     count = reduce(lambda a, b: a * b, nest.extents[:-2])
-    return For(plane, _number(0), count, kind, stmt)
+    return For(plane, number(0), count, kind, stmt)
 
 
 def _row(nest: Nest, at: list[Expr], copied: Copied | None) -> Stmt:
@@ -131,42 +130,29 @@ def _row(nest: Nest, at: list[Expr], copied: Copied | None) -> Stmt:
         return BufferStore(nest.store.buffer, value, [*at, i])
 
     width = nest.extents[-1]
-    plain = _each(width, element)
+    plain = for_each(width, element)
     if copied is None:
         return plain
     outer, row_of, row = nest.value.indices[:-2], copied.rows.buffer, at[-1]
 
     def doubled(first: Expr, lanes: int) -> Stmt:
-        half = tirx.Ramp(tirx.floordiv(first, _number(2)), _number(1), lanes // 2)
+        half = ramp(tirx.floordiv(first, number(2)), lanes // 2)
         taken = [tirx.const(lane // 2, "int32") for lane in range(lanes)]
         vector = nest.value.source[(*outer, row_of[row], half)]
         value = tirx.Shuffle([vector, vector], taken)  # as many lanes are given as are taken
-        place = [*at, tirx.Ramp(first, _number(1), lanes)]
+        place = [*at, ramp(first, lanes)]
         return BufferStore(nest.store.buffer, value, place)
 
     def above(first: Expr, lanes: int) -> Stmt:
-        place = tirx.Ramp(first, _number(1), lanes) if lanes > 1 else first
+        place = ramp(first, lanes)
         value = nest.store.buffer[(*at[:-1], row - 1, place)]
         return BufferStore(nest.store.buffer, value, [*at, place])
 
-    same = _in_vectors(width, above, _each(width, lambda i: above(i, 1)))
-    new = IfThenElse(copied.twice[0], _in_vectors(width, doubled, _each(width, element)), plain)
+    zero = number(0)
+    same = in_vectors(zero, width, WIDTHS, above, for_each(width, lambda i: above(i, 1)))
+    pairs = in_vectors(zero, width, WIDTHS, doubled, for_each(width, element))
+    new = IfThenElse(copied.twice[0], pairs, plain)
     return IfThenElse(tirx.all(row > 0, row_of[row] == row_of[row - 1]), same, new)
-
-
-def _in_vectors(width: Expr, vector: Callable[[Expr, int], Stmt], one_by_one: Stmt) -> Stmt:
-    """A row in vectors, the last of which may overlap the one before; where there is none, the
-    loop `one_by_one`."""
-
-    def vectors(lanes: int) -> Stmt:
-        whole = _each(tirx.floordiv(width, _number(lanes)), lambda i: vector(i * lanes, lanes))
-        rest = tirx.floormod(width, _number(lanes)) > 0
-        return SeqStmt([whole, IfThenElse(rest, vector(width - lanes, lanes), None)])
-
-    chosen = one_by_one
-    for lanes in reversed(WIDTHS):
-        chosen = IfThenElse(width >= lanes, vectors(lanes), chosen)
-    return chosen
 
 
 def _filled(axis: Var, extent: Expr, table: Table) -> Stmt:
@@ -176,13 +162,4 @@ def _filled(axis: Var, extent: Expr, table: Table) -> Stmt:
         )
         return BufferStore(table.buffer, value, [i])
 
-    return _each(extent, entry)
-
-
-def _each(extent: Expr, body: Callable[[Expr], Stmt]) -> Stmt:
-    var = tirx.Var("i", INDEX)
-    return For(var, _number(0), extent, ForKind.SERIAL, body(var))
-
-
-def _number(value: int) -> Expr:
-    return tirx.const(value, INDEX)
+    return for_each(extent, entry)

@@ -18,8 +18,9 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt
 
 from .parallel_rows import MIN_ITERATIONS
-from .pooling_match import INDEX, Pooling, Window, match_pooling
+from .pooling_match import Pooling, Window, match_pooling
 from .tir_terms import variables
+from .vector_loops import INDEX, for_each, in_vectors, number, ramp
 
 Load = Callable[[list[Expr]], Expr]
 WIDTHS = (8, 4)  # lanes of a vector: the narrow ones for planes of few columns
@@ -50,17 +51,17 @@ def schedule_pooling(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFu
 def _loops(found: Pooling, kind: ForKind) -> Stmt:
     window, columns = found.windows[-1], found.extents[-1]
     if window is None or not window.padded:
-        return _nest(found, kind, lambda at: _columns(found, at, _number(0), columns), 1)
-    first = _simple(tirx.min(_number(-(-window.before // window.stride)), columns))
-    inside = tirx.floordiv(window.extent - window.size + window.before, _number(window.stride)) + 1
+        return _nest(found, kind, lambda at: _columns(found, at, number(0), columns), 1)
+    first = _simple(tirx.min(number(-(-window.before // window.stride)), columns))
+    inside = tirx.floordiv(window.extent - window.size + window.before, number(window.stride)) + 1
     end = _simple(tirx.max(first, tirx.min(inside, columns)))
 
     def row(at: list[Expr]) -> Stmt:
         return SeqStmt(
             [
-                _each(first, lambda i: _element(found, [*at, i])),
+                for_each(first, lambda i: _element(found, [*at, i])),
                 _columns(found, at, first, end),
-                _each(columns - end, lambda i: _element(found, [*at, end + i])),
+                for_each(columns - end, lambda i: _element(found, [*at, end + i])),
             ]
         )
 
@@ -72,7 +73,7 @@ def _columns(found: Pooling, at: list[Expr], first: Expr, end: Expr) -> Stmt:
     which may compute again what the one before has, and one by one where there is none."""
     window = found.windows[-1]
     count = _simple(end - first)
-    one_by_one = _each(count, lambda i: _element(found, [*at, first + i], inside=True))
+    one_by_one = for_each(count, lambda i: _element(found, [*at, first + i], inside=True))
     if window is not None and window.stride > 2:
         return one_by_one
 
@@ -81,22 +82,10 @@ def _columns(found: Pooling, at: list[Expr], first: Expr, end: Expr) -> Stmt:
             return _every_second(found, at, start, lanes)
         return _lanes(lambda lane: _element(found, [*at, start + lane], inside=True), lanes)
 
-    def vectors(lanes: int) -> Stmt:
-        return SeqStmt(
-            [
-                _each(_simple(count // lanes), lambda i: vector(first + i * lanes, lanes)),
-                IfThenElse(
-                    tirx.floormod(count, _number(lanes)) > 0, vector(end - lanes, lanes), None
-                ),
-            ]
-        )
-
     # In a sum with pads, what the conditions of each tap cost is more than narrow vectors save.
     conditional = found.combine is tirx.Add and any(each and each.padded for each in found.windows)
-    chosen = one_by_one
-    for lanes in reversed(WIDTHS[:1] if conditional else WIDTHS):
-        chosen = IfThenElse(count >= lanes, vectors(lanes), chosen)
-    return chosen
+    widths = WIDTHS[:1] if conditional else WIDTHS
+    return in_vectors(first, end, widths, vector, one_by_one)
 
 
 def _every_second(found: Pooling, at: list[Expr], start: Expr, lanes: int) -> Stmt:
@@ -107,14 +96,14 @@ def _every_second(found: Pooling, at: list[Expr], start: Expr, lanes: int) -> St
 
     def load(indices: list[Expr]) -> Expr:
         *outer, first = indices
-        halves = [found.source[(*outer, _ramp(first + past, lanes))] for past in (0, lanes - 1)]
+        halves = [found.source[(*outer, ramp(first + past, lanes))] for past in (0, lanes - 1)]
         return tirx.Shuffle(halves, [tirx.const(lane, "int32") for lane in taken])
 
     identity = tirx.Broadcast(found.identity, lanes)
     total = _pooled(found, [*at, start_of], True, load, identity)
     stores: list[Stmt] = [
         tirx.Bind(start_of, start),
-        BufferStore(found.result, total, [*at, _ramp(start_of, lanes)]),
+        BufferStore(found.result, total, [*at, ramp(start_of, lanes)]),
     ]
     if not isinstance(found.value, TensorLoad):
 
@@ -139,7 +128,7 @@ def _nest(
     stmt = body(list(loops))
     for turn, dim in reversed(list(enumerate(order))):
         stmt = For(
-            loops[dim], _number(0), found.extents[dim], ForKind.SERIAL if turn else kind, stmt
+            loops[dim], number(0), found.extents[dim], ForKind.SERIAL if turn else kind, stmt
         )
     return stmt
 
@@ -162,7 +151,7 @@ def _pooled(found: Pooling, at: list[Expr], inside: bool, load: Load, identity: 
             if window.padded and not (inside and dim == len(at) - 1):
                 if found.combine is tirx.Add:
                     conditions.append(tirx.all(index >= 0, index < window.extent))
-                index = tirx.max(tirx.min(index, window.extent - 1), _number(0))
+                index = tirx.max(tirx.min(index, window.extent - 1), number(0))
             indices.append(index)
         element = load(indices)
         if conditions:
@@ -205,7 +194,7 @@ def _where_inside(value: Expr, column: Var, window: Window) -> Expr:
     slack, past = tirx.Var("slack", INDEX), tirx.Var("past", INDEX)
     analyzer = Analyzer()
     for var in (slack, past):
-        analyzer.bind(var, Range(_number(0), _number(1 << 40)))
+        analyzer.bind(var, Range(number(0), number(1 << 40)))
     place = past + -(-window.before // window.stride)
     inside = {column: place}
     if isinstance(window.extent, Var):
@@ -231,23 +220,10 @@ def _simple_cast(cast: tirx.Cast) -> Expr:
     return _simple(cast.value).astype(str(cast.ty))
 
 
-def _each(extent: Expr, body: Callable[[Expr], Stmt]) -> Stmt:
-    var = tirx.Var("i", INDEX)
-    return For(var, _number(0), extent, ForKind.SERIAL, body(var))
-
-
 def _lanes(body: Callable[[Expr], Stmt], lanes: int) -> Stmt:
     var = tirx.Var("lane", INDEX)
-    return For(var, _number(0), _number(lanes), ForKind.VECTORIZED, body(var))
-
-
-def _ramp(first: Expr, lanes: int) -> Expr:
-    return tirx.Ramp(first, _number(1), lanes)
+    return For(var, number(0), number(lanes), ForKind.VECTORIZED, body(var))
 
 
 def _simple(value: Expr) -> Expr:
     return Analyzer().simplify(value)
-
-
-def _number(value: int) -> Expr:
-    return tirx.const(value, INDEX)

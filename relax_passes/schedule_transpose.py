@@ -7,7 +7,6 @@ shuffles, and go out as vectors again. What is left over at the ends is copied o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -18,9 +17,9 @@ from tvm.tirx import BufferStore, For, ForKind, IfThenElse, IntImm, SeqStmt, Stm
 
 from .parallel_rows import MIN_ITERATIONS
 from .tir_terms import SPATIAL, is_number
+from .vector_loops import INDEX, for_each, number, ramp
 
 BLOCK = 8
-INDEX = "int64"
 # Three rounds of shuffles of two vectors: pairs of elements, pairs of pairs, halves.
 PAIRS = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
 PAIRS_OF_PAIRS = ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
@@ -115,13 +114,13 @@ def _strips(found: Transpose, kind: ForKind) -> Stmt:
     body: Stmt = IfThenElse(
         first + BLOCK <= rows,
         _full_strip(found, position, first),
-        _each(rows - first, lambda i: _scalars(found, {**position, found.i: first + i})),
+        for_each(rows - first, lambda i: _scalars(found, {**position, found.i: first + i})),
     )
     loops = [(loop, found.extents[var]) for var, loop in others.items()]
     loops = [(strip, count), *loops] if kind == ForKind.PARALLEL else [*loops, (strip, count)]
     for loop, extent in reversed(loops):
         loop_kind = kind if loop.same_as(strip) else ForKind.SERIAL
-        body = For(loop, _number(0), extent, loop_kind, body)
+        body = For(loop, number(0), extent, loop_kind, body)
     return body
 
 
@@ -129,13 +128,13 @@ def _full_strip(found: Transpose, position: dict[Var, Expr], first: Expr) -> Stm
     columns = found.extents[found.j]
     blocks = Analyzer().simplify(columns // BLOCK)
     left = Analyzer().simplify(columns - blocks * BLOCK)
-    body = [_each(blocks, lambda j: _block(found, position, first, j * BLOCK))]
+    body = [for_each(blocks, lambda j: _block(found, position, first, j * BLOCK))]
     if not is_number(left, 0):
         body += [
-            _each(
+            for_each(
                 left,
-                lambda j: _each(
-                    _number(BLOCK),
+                lambda j: for_each(
+                    number(BLOCK),
                     lambda i: _copy(
                         found, {**position, found.i: first + i, found.j: blocks * BLOCK + j}
                     ),
@@ -146,11 +145,11 @@ def _full_strip(found: Transpose, position: dict[Var, Expr], first: Expr) -> Stm
 
 
 def _scalars(found: Transpose, position: dict[Var, Expr]) -> Stmt:
-    return _each(found.extents[found.j], lambda j: _copy(found, {**position, found.j: j}))
+    return for_each(found.extents[found.j], lambda j: _copy(found, {**position, found.j: j}))
 
 
 def _block(found: Transpose, position: dict[Var, Expr], i: Expr, j: Expr) -> Stmt:
-    along = tirx.Ramp(i, _number(1), BLOCK)
+    along = tirx.Ramp(i, number(1), BLOCK)
     binds: list[Stmt] = []
 
     def bound(value: Expr) -> Var:
@@ -169,7 +168,7 @@ def _block(found: Transpose, position: dict[Var, Expr], i: Expr, j: Expr) -> Stm
                 following[row + k * distance] = tirx.Shuffle(pair, [_lane(x) for x in indices])
         rows = following
     stores = [
-        _store(found, {**position, found.i: i + _column(row), found.j: _ramp(j)}, value)
+        _store(found, {**position, found.i: i + _column(row), found.j: ramp(j, BLOCK)}, value)
         for row, value in enumerate(rows)
     ]
     return SeqStmt([*binds, *stores])
@@ -190,19 +189,6 @@ def _load(found: Transpose, position: dict[Var, Expr]) -> Expr:
 
 def _store(found: Transpose, position: dict[Var, Expr], value: Expr) -> Stmt:
     return BufferStore(found.result, value, [position[var] for var in found.result_indices])
-
-
-def _ramp(first: Expr) -> Expr:
-    return tirx.Ramp(first, _number(1), BLOCK)
-
-
-def _each(extent: Expr, body: Callable[[Expr], Stmt]) -> Stmt:
-    var = tirx.Var("i", INDEX)
-    return For(var, _number(0), extent, ForKind.SERIAL, body(var))
-
-
-def _number(value: int) -> Expr:
-    return tirx.const(value, INDEX)
 
 
 def _lane(value: int) -> Expr:

@@ -13,17 +13,18 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir import Call, Expr, Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.sym import Analyzer
 from tvm.target import Target
-from tvm.tirx import BufferStore, For, ForKind, IfThenElse, IntImm, SeqStmt, Stmt
+from tvm.tirx import BufferStore, ForKind, IfThenElse, IntImm, SeqStmt, Stmt
 
 from tvm_moonpoly.arguments import target_of
 
+from . import element_count
 from .bindings import is_claimed
 from .parallel_rows import MIN_ITERATIONS
 from .shapes import dims, dtype_of
+from .vector_loops import INDEX, for_each, number, ramp
 
-INDEX, FLOAT, PLACE = "int64", "float32", "int32"
+FLOAT, PLACE = "float32", "int32"
 LANES, VECTORS, COLUMNS = 16, 4, 32
 BLOCK = LANES * VECTORS  # elements of a row that are compared before anything is decided
 OPERATORS = {Op.get("relax.argmax"): True, Op.get("relax.argmin"): False}
@@ -83,17 +84,18 @@ def search(
         each if isinstance(each, IntImm) else tirx.Var(f"n{i}", INDEX)
         for i, each in enumerate(shape)
     ]
-    left = [_number(1)] if keepdims else []
+    left = [number(1)] if keepdims else []
     source = tirx.decl_buffer(own, FLOAT, "x")
     result = tirx.decl_buffer([*own[:axis], *left, *own[axis + 1 :]], INDEX, "y")
-    outer, count, inner = _product(own[:axis]), own[axis], _product(own[axis + 1 :])
+    outer, inner = (element_count.count(part) for part in (own[:axis], own[axis + 1 :]))
+    count = own[axis]
     places = _Places(source, result, count, inner, larger)
     found = _rows(places, outer) if axis == len(own) - 1 else _columns(places, outer)
     body = found(ForKind.SERIAL)
     if parallel:
         large = outer * count * inner >= MIN_ITERATIONS
         body = IfThenElse(large, found(ForKind.PARALLEL), body)
-    nothing = _each(outer * inner, lambda i: places.store(i, _number(-1)))
+    nothing = for_each(outer * inner, lambda i: places.store(i, number(-1)))
     body = IfThenElse(count > 0, body, nothing)
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
     attrs = {"s_tir": True, "tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
@@ -129,7 +131,7 @@ class _Places:
 
 def _rows(places: _Places, outer: Expr) -> Callable[[ForKind], Stmt]:
     """The axis lies along memory: blocks of a row in which nothing is better are passed by."""
-    zero = _number(0)
+    zero = number(0)
 
     def row(which: Expr) -> Stmt:
         best, found = (tirx.decl_buffer((1,), each, "best") for each in (FLOAT, INDEX))
@@ -150,36 +152,36 @@ def _rows(places: _Places, outer: Expr) -> Callable[[ForKind], Stmt]:
             none, some = (tirx.Broadcast(tirx.const(each, PLACE), LANES) for each in (0, -1))
             marks = []
             for vector in range(VECTORS):
-                value = places.load(tirx.Ramp(first + start + vector * LANES, _number(1), LANES))
+                value = places.load(ramp(first + start + vector * LANES, LANES))
                 marks.append(tirx.Select(places.worse(value, least), none, some))
             any_better = tirx.call_llvm_intrin(
                 PLACE, "llvm.vector.reduce.or", reduce(lambda a, b: a | b, marks)
             )
             known = best[0] <= tirx.const(math.inf, FLOAT)
-            look = _each(_number(BLOCK), lambda i: element(start + i))
+            look = for_each(number(BLOCK), lambda i: element(start + i))
             return IfThenElse(
                 tirx.all(known, tirx.NE(any_better, tirx.const(0, PLACE))), look, None
             )
 
-        blocks = tirx.floordiv(places.count, _number(BLOCK))
+        blocks = tirx.floordiv(places.count, number(BLOCK))
         rest = places.count - blocks * BLOCK
         body = [
             BufferStore(best, places.load(first), [zero]),
             BufferStore(found, zero, [zero]),
-            _each(blocks, block),
-            _each(rest, lambda i: element(blocks * BLOCK + i)),
+            for_each(blocks, block),
+            for_each(rest, lambda i: element(blocks * BLOCK + i)),
             places.store(which, found[0]),
         ]
         return _with_buffers(SeqStmt(body), best, found)
 
-    return lambda kind: _each(outer, row, kind)
+    return lambda kind: for_each(outer, row, kind)
 
 
 def _columns(places: _Places, outer: Expr) -> Callable[[ForKind], Stmt]:
     """Neighbours in memory belong to different results: those of 32 columns at a time, the last of
     which may be found again; one by one where there are fewer."""
     count, inner = places.count, places.inner
-    chunks = tirx.floordiv(inner + (COLUMNS - 1), _number(COLUMNS))
+    chunks = tirx.floordiv(inner + (COLUMNS - 1), number(COLUMNS))
 
     def many(which: Expr) -> Stmt:
         at = tirx.floormod(which, chunks) * COLUMNS
@@ -192,18 +194,18 @@ def _columns(places: _Places, outer: Expr) -> Callable[[ForKind], Stmt]:
 
     in_vectors = tirx.all(inner >= COLUMNS, count < (1 << 31))
     return lambda kind: IfThenElse(
-        in_vectors, _each(outer * chunks, many, kind), _each(outer * inner, one, kind)
+        in_vectors, for_each(outer * chunks, many, kind), for_each(outer * inner, one, kind)
     )
 
 
 def _found(places: _Places, which: Expr, start: Expr, lanes: int, dtype: str) -> Stmt:
     """The results of `lanes` columns from `start` on of one plane."""
     best, found = (tirx.decl_buffer((lanes,), each, "best") for each in (FLOAT, dtype))
-    whole = _vector(_number(0), lanes)
+    whole = ramp(number(0), lanes)
     first = which * places.count * places.inner + start
 
     def element(k: Expr) -> Stmt:
-        value = places.load(_vector(first + k * places.inner, lanes))
+        value = places.load(ramp(first + k * places.inner, lanes))
         place = _spread(k.astype(dtype), lanes)
         better = places.unless_better(value, best[whole], found[whole], place, lanes)
         larger = places.unless_better(value, best[whole], best[whole], value, lanes)
@@ -212,10 +214,10 @@ def _found(places: _Places, which: Expr, start: Expr, lanes: int, dtype: str) ->
     zero = _spread(tirx.const(0, dtype), lanes)
     result = tirx.Cast(INDEX if lanes == 1 else f"{INDEX}x{lanes}", found[whole])
     body = [
-        BufferStore(best, places.load(_vector(first, lanes)), [whole]),
+        BufferStore(best, places.load(ramp(first, lanes)), [whole]),
         BufferStore(found, zero, [whole]),
-        _each(places.count, element),
-        places.store(_vector(which * places.inner + start, lanes), result),
+        for_each(places.count, element),
+        places.store(ramp(which * places.inner + start, lanes), result),
     ]
     return _with_buffers(SeqStmt(body), best, found)
 
@@ -227,25 +229,8 @@ def _with_buffers(body: Stmt, *buffers: Expr) -> Stmt:
 
 def _at(buffer: Expr, place: Expr) -> tuple[Expr, ...]:
     """The indices of a place in memory: in the last one, beyond its extent."""
-    return (*(_number(0) for _ in buffer.shape[1:]), place) if len(buffer.shape) else ()
-
-
-def _each(extent: Expr, body: Callable[[Expr], Stmt], kind: ForKind = ForKind.SERIAL) -> Stmt:
-    var = tirx.Var("i", INDEX)
-    return For(var, _number(0), Analyzer().simplify(extent), kind, body(var))
-
-
-def _vector(first: Expr, lanes: int) -> Expr:
-    return first if lanes == 1 else tirx.Ramp(first, _number(1), lanes)
+    return (*(number(0) for _ in buffer.shape[1:]), place) if len(buffer.shape) else ()
 
 
 def _spread(value: Expr, lanes: int) -> Expr:
     return value if lanes == 1 else tirx.Broadcast(value, lanes)
-
-
-def _product(sizes: list[Expr]) -> Expr:
-    return reduce(lambda a, b: a * b, sizes, _number(1))
-
-
-def _number(value: int) -> Expr:
-    return tirx.const(value, INDEX)
