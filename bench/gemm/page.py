@@ -58,11 +58,11 @@ def about(doc: Document) -> str:
     more = "" if peak is None else f"FMA peak {peak:.1f} GFLOP/s on one thread"
     return (
         f"On {machine_of(doc, more)}: time of the best library divided by ours, geometric means of "
-        "medians of paired "
-        f"ratios, above 1 ours is faster. The best of {library_names(versions)} is picked for each "
-        "case on half of the rounds and compared on the other half. Libraries that write into "
-        "memory of the caller are compared with our packed function called the same way, the "
-        "others with the executable called through the virtual machine. A loss counts when even "
+        "medians of paired ratios, above 1 ours is faster. The best of "
+        f"{library_names(versions)} is picked for each case on half of the rounds and compared on "
+        "the other half. Libraries that write into memory of the caller are compared with our "
+        "packed function called the same way, the others with the executable called through the "
+        "virtual machine. A loss counts when even "
         f"the upper 95 % bound of its ratio is below {FLOOR}; cases in doubt were measured again "
         "with three times the rounds, and all runs decide whether they are losses; means are of "
         'first runs. "Limit" is an upper bound of the ratio on this machine: the best library\'s '

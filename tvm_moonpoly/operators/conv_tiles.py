@@ -96,9 +96,9 @@ def emit(functions: Functions, records: Sequence[Record], machine: Machine) -> N
         near = t["panels"] * depth * (lanes * 4) <= machine.l2_bytes // 2
         evenly = tirx.all(t["lda"] == depth, t["rows"] == 1, k_blocks == 1)
         in_tiles = let(tirx.all(evenly, near, t["fetched"] > 0))
-        parts = let(ceil_div(t["fetched"], select(in_tiles, lanes, 1)))
-        parts = let(ceil_div(parts, maximum(k_blocks * all_groups, 1)))
-        fetches = let(parts * select(in_tiles, lanes, 1))
+        at_once = let(select(in_tiles, lanes, 1))  # pixels that are fetched together
+        turns = let(ceil_div(ceil_div(t["fetched"], at_once), maximum(k_blocks * all_groups, 1)))
+        fetches = let(turns * at_once)
 
         with loop(k_blocks) as kk:
             k0 = let(kk * kb)

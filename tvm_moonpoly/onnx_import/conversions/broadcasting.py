@@ -30,8 +30,7 @@ def elementwise(
     importer: Importer, node: onnx.NodeProto, _attributes: Mapping[str, Any]
 ) -> Expr | None:
     """Operands that are broadcast like numpy's."""
-    operands = agreeing(importer, node)
-    return importer.convert_with(node, operands, {}) if operands else None
+    return _converted(importer, node, agreeing(importer, node))
 
 
 def agreeing(importer: Importer, node: onnx.NodeProto) -> dict[int, Expr]:
@@ -47,8 +46,8 @@ def product(
     shapes = _shapes(importer, node)
     if shapes is None or min(map(len, shapes)) < 2:
         return None
-    operands = _agreeing(importer, node, [shape[:-2] for shape in shapes], None, tail=2)
-    return importer.convert_with(node, operands, {}) if operands else None
+    outer = [shape[:-2] for shape in shapes]
+    return _converted(importer, node, _agreeing(importer, node, outer, None, tail=2))
 
 
 def concatenation(
@@ -58,8 +57,8 @@ def concatenation(
     shapes = _shapes(importer, node)
     if shapes is None or len(set(map(len, shapes))) != 1:
         return None
-    operands = _agreeing(importer, node, shapes, axis_of(attributes["axis"], len(shapes[0])))
-    return importer.convert_with(node, operands, {}) if operands else None
+    axis = axis_of(attributes["axis"], len(shapes[0]))
+    return _converted(importer, node, _agreeing(importer, node, shapes, axis))
 
 
 def agreed(
@@ -119,6 +118,12 @@ def _shapes(importer: Importer, node: onnx.NodeProto) -> list[list[Size]] | None
     found = [importer.shape(importer.tensor(name)) for name in node.input]
     shapes = [shape for shape in found if shape is not None]
     return shapes if shapes and len(shapes) == len(found) else None
+
+
+def _converted(
+    importer: Importer, node: onnx.NodeProto, operands: Mapping[int, Expr]
+) -> Expr | None:
+    return importer.convert_with(node, operands, {}) if operands else None
 
 
 def _agreeing(

@@ -39,7 +39,7 @@ def clip(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]
     return data
 
 
-def extreme(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Expr | None:
+def extreme(importer: Importer, node: onnx.NodeProto, _attributes: Mapping[str, Any]) -> Expr:
     """Max or Min: operators of two operands, which pass NaN on and become part of what is before
     them, where TVM's importer stacks the operands and reduces them."""
     of_two = relax.op.maximum if node.op_type == "Max" else relax.op.minimum
