@@ -42,7 +42,7 @@ class Operator:
 
     def model(self) -> onnx.ModelProto:
         inputs, constants = ["x"], []
-        if self.kind == "ReduceMax":
+        if self.kind in ("ReduceMax", "ReduceSum"):
             constants = [helper.make_tensor("axes", TensorProto.INT64, [1], [1])]
             inputs = ["x", "axes"]
         if self.kind == "Resize":
@@ -114,13 +114,13 @@ def compare(folder: Path, before: Path | None, only: str, threads: int) -> None:
     clock, said = clock_for(threads)
     print(said, "ratios: onnxruntime / ours, before / now", sep="\n")
     for name, operator in chosen(only):
-        runs = {"now": _loaded(folder, name)}
+        runs = {"now": loaded(_library(folder, name))}
         if before is not None:
-            runs["before"] = _loaded(before, name)
+            runs["before"] = loaded(_library(before, name))
         session = _session(operator.model(), threads)
         for shape in operator.sizes:
             x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-            calls = {each: _call(main, x) for each, main in runs.items()}
+            calls = {each: call_of(main, x) for each, main in runs.items()}
             calls["onnxruntime"] = _bound(session, x)
             times = interleave(calls, rounds=ROUNDS, min_seconds=MIN_SECONDS, clock=clock)
             ratios = [
@@ -137,12 +137,13 @@ def _library(folder: Path, name: str) -> Path:
     return folder / f"{name.replace(' ', '_')}.so"
 
 
-def _loaded(folder: Path, name: str) -> Callable[[Any], Any]:
-    module = tvm.runtime.load_module(str(_library(folder, name)))
+def loaded(library: Path) -> Callable[[Any], Any]:
+    """The function of a library that was built here."""
+    module = tvm.runtime.load_module(str(library))
     return relax.VirtualMachine(module, tvm.cpu())["main"]
 
 
-def _call(main: Callable[[Any], Any], x: np.ndarray) -> Callable[[], Any]:
+def call_of(main: Callable[[Any], Any], x: np.ndarray) -> Callable[[], Any]:
     tensor = tvm.runtime.tensor(x)
     return lambda: main(tensor)
 

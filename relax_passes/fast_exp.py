@@ -2,7 +2,7 @@
 element.
 
 exp(x) = 2**n * exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2, and exp(r) = 1 + r + r*r * q(r).
-The error is below 2 ulp, also of denormal results.
+The error is at most 1 ulp of exp and 2 of sigmoid, also of denormal results.
 NaN and infinities pass as in numpy: exp(nan) = nan, exp(inf) = inf, exp(-inf) = 0.
 """
 
@@ -20,7 +20,10 @@ LARGEST, SMALLEST = 89.0, -105.0
 LN2 = math.log(2.0)
 # ln 2 in two parts: n times the first one is exact, since its last 9 bits are zero.
 LN2_HIGH = 0.693359375
+LN2_PARTS = (LN2_HIGH, LN2 - LN2_HIGH)
 MANTISSA_BITS, EXPONENT_BIAS = 23, 127
+SIGN_BIT = -(1 << 31)
+SCALE = 64  # exp(SMALLEST) * 2**SCALE is normal
 # Floats from there to twice that are integers: a sum that lies among them is rounded to one, which
 # stands in its last bits.
 INTEGERS = 1.5 * 2**MANTISSA_BITS
@@ -48,28 +51,35 @@ def fast_exp_below_zero(x: Expr) -> Expr:
     """exp(x) for a float32 expression of at most 0, or NaN; 0 where it is less than 2**-126.5."""
 
     def scaled(bits: Expr, r: Expr) -> Expr:
-        return (exp_of_rest(r) + f32(1.0)) * power_of_two(bits)
+        return _times_exp(power_of_two(bits), r)
 
     # From there on, the bits of the power are all zero, and so is the power.
     return split_exponent(at_least(x, -EXPONENT_BIAS * LN2), EXPONENT_BIAS, scaled)
 
 
 def fast_sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)) for a float32 expression, also where exp(-x) overflows.
+    """1 / (1 + exp(-x)) for a float32 expression.
 
-    With exp(-x) = e * 2**half * 2**rest it is 2**-rest / (2**-rest + e * 2**half), of which no part
-    overflows or is denormal.
+    With e = exp(-|x|) it is 1 / (1 + e), or e / (1 + e) where x is negative: nothing overflows. All
+    of them are scaled by the same power of two, with which e is normal where the result is not.
     """
 
-    def quotient(bits: Expr, r: Expr) -> Expr:
-        half = bits >> 1
-        # The last bits of both are a power and its bias: the other one's sign is turned.
-        other = power_of_two((half - bits) + 2 * EXPONENT_BIAS)
-        whole = fma(exp_of_rest(r) + f32(1.0), power_of_two(half), other)
-        return other / whole
+    def of(x: Expr) -> Expr:
+        negative = tirx.reinterpret("int32", x) < 0
 
-    bounded = at_least(at_most(x, -SMALLEST), SMALLEST)
-    return split_exponent(f32(0.0) - bounded, 2 * EXPONENT_BIAS, quotient)
+        def quotient(bits: Expr, r: Expr) -> Expr:
+            one = f32(2.0**SCALE)
+
+            def divide(e: Expr) -> Expr:
+                return tirx.Select(negative, e, one) / (e + one)
+
+            return once(_times_exp(power_of_two(bits), r), divide)
+
+        minus = tirx.reinterpret("int32", x) | tirx.const(SIGN_BIT, "int32")
+        bounded = at_least(tirx.reinterpret("float32", minus), SMALLEST)
+        return split_exponent(bounded, EXPONENT_BIAS + SCALE, quotient)
+
+    return once(x, of)
 
 
 def _exp_from_smallest(x: Expr) -> Expr:
@@ -79,23 +89,32 @@ def _exp_from_smallest(x: Expr) -> Expr:
         # In two factors, as 2**n alone may overflow, or be denormal, where the result is not. The
         # last bits are n and a bias for each.
         half = bits >> 1
-        return (exp_of_rest(r) + f32(1.0)) * power_of_two(half) * power_of_two(bits - half)
+        return _times_exp(power_of_two(half), r) * power_of_two(bits - half)
 
     return split_exponent(at_least(x, SMALLEST), 2 * EXPONENT_BIAS, scaled)
 
 
-def split_exponent(x: Expr, bias: int, body: Callable[[Expr, Expr], Expr]) -> Expr:
-    """`body` of an integer whose last bits are n + bias, and of r, with exp(x) = 2**n * exp(r)."""
+def split_exponent(
+    x: Expr,
+    bias: int,
+    body: Callable[[Expr, Expr], Expr],
+    power: float = 1.0,
+    ln2: Sequence[float] = LN2_PARTS,
+) -> Expr:
+    """`body` of an integer whose last bits are n + bias, and of r, with exp(power * x) =
+    2**n * exp(power * r); `power` is one of two, or minus that, and `ln2` the parts of ln 2."""
     rounder = INTEGERS + bias
 
     def parts(x: Expr) -> Expr:
-        return named(fma(x, f32(1.0 / LN2), f32(rounder)), lambda rounded: rest(x, rounded))
+        return named(fma(x, f32(power / LN2), f32(rounder)), lambda rounded: rest(x, rounded))
 
     def rest(x: Expr, rounded: Expr) -> Expr:
         # NaN has some bits here, and reaches the result by r.
         bits, n = tirx.reinterpret("int32", rounded), rounded - f32(rounder)
-        high = fma(n, f32(-LN2_HIGH), x)
-        return named(fma(n, f32(-(LN2 - LN2_HIGH)), high), lambda r: body(bits, r))
+        r = x
+        for part in ln2:
+            r = fma(n, f32(-part / power), r)
+        return named(r, lambda r: body(bits, r))
 
     return once(x, parts)
 
@@ -103,6 +122,11 @@ def split_exponent(x: Expr, bias: int, body: Callable[[Expr, Expr], Expr]) -> Ex
 def exp_of_rest(r: Expr) -> Expr:
     """exp(r) - 1 for |r| <= ln(2) / 2."""
     return fma(polynomial(TAIL, r), r * r, r)
+
+
+def _times_exp(power: Expr, r: Expr) -> Expr:
+    """power * exp(r) for |r| <= ln(2) / 2, rounded once at the end."""
+    return fma(exp_of_rest(r), power, power)
 
 
 def power_of_two(biased: Expr) -> Expr:

@@ -35,6 +35,7 @@ from .schedule_memory_bound import ScheduleMemoryBound
 from .search_rows import SearchRows
 from .shape_facts_prim import TellPrimFuncs
 from .shape_promises import Promise, PromiseShapes
+from .share_storages import ShareStorages
 from .sink_reshapes import SinkReshapes
 from .sizes_as_shapes import SizesAsShapes
 from .steps import Step, run_steps
@@ -210,7 +211,11 @@ def _cpu_passes(
         *_edited(
             cpu.finalize_passes(target),
             {
-                plan_memory.REPLACES: [plan_memory.PlanMemory(), ReuseStorages()],
+                plan_memory.REPLACES: [
+                    plan_memory.PlanMemory(),
+                    ShareStorages(),
+                    ReuseStorages(),
+                ],
                 own_errors.FOLLOWS: [relax.transform.VMShapeLower(), own_errors.OwnErrors(target)],
                 "KillAfterLastUse": [
                     RoundStorages(),

@@ -19,6 +19,7 @@ from tvm.tirx import BufferStore, FloatImm, For, ForKind, IntImm, SeqStmt, Stmt
 from .tir_terms import IF_THEN_ELSE, REDUCTION, SPATIAL, is_number, variables
 from .vector_loops import INDEX
 
+LEAST = tirx.min_value("float32").value  # which TVM takes for minus infinity
 MOST_TAPS = 16  # larger windows keep their loops
 
 
@@ -111,7 +112,7 @@ def _matched(
         return None
     if any(str(var.dom.extent.ty) != INDEX for var in pool.iter_vars):
         return None
-    inner = load if pad is None else _padded(load, pad, init.value)
+    inner = load if pad is None else _padded(load, pad, init.value, type(store.value))
     if inner is None:
         return None
     windows = _windows(pool, load, inner)
@@ -137,8 +138,11 @@ def _matched(
     )
 
 
-def _padded(load: TensorLoad, pad: s_tir.SBlock, identity: FloatImm) -> TensorLoad | None:
-    """What `pad` reads inside, if it copies that into what `load` reads, with `identity` around."""
+def _padded(
+    load: TensorLoad, pad: s_tir.SBlock, identity: FloatImm, combine: type
+) -> TensorLoad | None:
+    """What `pad` reads inside, if it copies that into what `load` reads, and around it what changes
+    no result: `identity`, or in a maximum the least finite number."""
     axes = [var.var for var in pad.iter_vars]
     value = pad.body.value
     if not pad.body.buffer.same_as(load.source) or not _same(pad.body.indices, axes):
@@ -146,7 +150,8 @@ def _padded(load: TensorLoad, pad: s_tir.SBlock, identity: FloatImm) -> TensorLo
     if not isinstance(value, Call) or not value.op.same_as(IF_THEN_ELSE):
         return None
     condition, inside, outside = value.args
-    if not isinstance(outside, FloatImm) or outside.value != identity.value:
+    neutral = {identity.value, *([LEAST] if combine is tirx.Max else [])}
+    if not isinstance(outside, FloatImm) or outside.value not in neutral:
         return None
     if not isinstance(inside, TensorLoad) or len(inside.indices) != len(axes):
         return None

@@ -59,6 +59,10 @@ class Report:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __bool__(self) -> bool:
+        """True, as an empty report is one to collect entries in."""
+        return True
+
     def __str__(self) -> str:
         """Equal decisions of one function share a line, with their number in front."""
         lines = [f"{len(self.rewritten)} rewritten, {len(self.left)} left as they were"]

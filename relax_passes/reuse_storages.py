@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Call, Op, Type
+from tvm.ir import Call, Op
 from tvm.relax import BindingBlock, Expr, ExternFunc, MatchCast, ShapeExpr, Var, VarBinding
 
 from . import storage_sizes
@@ -18,8 +18,8 @@ from .functions import with_functions
 from .plan_memory import has_branches
 from .round_storages import power_of_two
 from .shapes import dtype_of, known_dims
+from .storages import bindings_of, size_of, storages_of, symbols_of, variables, with_size
 
-STORAGE = Op.get("relax.memory.alloc_storage")
 TENSOR = Op.get("relax.builtin.alloc_tensor")
 CALL = Op.get("relax.vm.call_tir_dyn")
 FORGET = f"{storage_sizes.PREFIX}_forget"
@@ -39,8 +39,9 @@ class ReuseStorages:
       storages are in use already, and stay. What the last call returned is let go of before.
 
     Follows `PlanMemory`, in whose result storages are those of tensors that do not leave the
-    function, and precedes `RoundStorages`. Functions with branches are left, and so are sizes that
-    are not known when the function is entered.
+    function, and `ShareStorages`, without which all of them would be there together; precedes
+    `RoundStorages`. Functions with branches are left, and so are sizes that are not known when the
+    function is entered.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -67,47 +68,16 @@ class _Found:
 
 
 def _found(func: relax.Function) -> _Found:
-    told = {var for param in func.params for var in _symbols(param.ty)}
-    storages, results = [], []
-    for binding in _bindings(func):
-        call = binding.value
-        if not isinstance(call, Call):
-            continue
-        if call.op == STORAGE and _variables(_size_of(call)) <= told:
-            storages.append(binding)
-        elif call.op == TENSOR:
+    told = symbols_of(func)
+    storages = list(storages_of(func))
+    results = []
+    for binding in bindings_of(func):
+        if isinstance(binding.value, Call) and binding.value.op == TENSOR:
             size = _bytes_of(binding.var)
-            if not isinstance(size, tirx.IntImm) and _variables(size) <= told:
+            if not isinstance(size, tirx.IntImm) and variables(size) <= told:
                 results.append(size)
-    dynamic = [each for each in storages if not isinstance(_size_of(each.value), tirx.IntImm)]
+    dynamic = [each for each in storages if not isinstance(size_of(each.value), tirx.IntImm)]
     return _Found(storages, dynamic, results)
-
-
-def _bindings(func: relax.Function) -> Iterator[VarBinding]:
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            if isinstance(binding, VarBinding):
-                yield binding
-
-
-def _symbols(ty: Type) -> Iterator[tirx.Var]:
-    """The symbols that the type of a parameter binds."""
-    if isinstance(ty, relax.TupleType):
-        for field in ty.fields:
-            yield from _symbols(field)
-    elif isinstance(ty, relax.TensorType) and isinstance(ty.shape, ShapeExpr):
-        yield from (dim for dim in ty.shape.values if isinstance(dim, tirx.Var))
-    elif isinstance(ty, relax.ShapeType) and ty.values is not None:
-        yield from (dim for dim in ty.values if isinstance(dim, tirx.Var))
-
-
-def _variables(size: Expr) -> set[tirx.Var]:
-    return set(tirx.analysis.undefined_vars(size))
-
-
-def _size_of(call: Call) -> Expr:
-    (size,) = call.args[0].values
-    return size
 
 
 def _bytes_of(tensor: Var) -> Expr:
@@ -138,7 +108,7 @@ def _reusing(
 
 def _storages(found: _Found, builder: relax.BlockBuilder, kind: int) -> list[relax.Binding]:
     """All storages, each that depends on the call of the largest size so far."""
-    sizes = [_size_of(each.value) for each in found.dynamic]
+    sizes = [size_of(each.value) for each in found.dynamic]
     count = len(sizes)
     if not count:
         return list(found.storages)
@@ -159,17 +129,11 @@ def _storages(found: _Found, builder: relax.BlockBuilder, kind: int) -> list[rel
         each.var: tirx.max(symbol, size)
         for each, symbol, size in zip(found.dynamic, symbols, sizes, strict=True)
     }
-    resized = (_resized(each, larger.get(each.var), builder) for each in found.storages)
+    resized = (
+        with_size(each, larger[each.var], builder) if each.var in larger else each
+        for each in found.storages
+    )
     return [*bindings, *resized]
-
-
-def _resized(binding: VarBinding, size: Expr | None, builder: relax.BlockBuilder) -> VarBinding:
-    if size is None:
-        return binding
-    call = binding.value
-    args = [ShapeExpr([size]), *call.args[1:]]
-    call = Call(call.op, args, call.attrs, call.ty_args, call.span)
-    return VarBinding(binding.var, builder.normalize(call))
 
 
 def _forgetting(builder: relax.BlockBuilder) -> VarBinding:

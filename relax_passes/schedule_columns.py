@@ -17,11 +17,12 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt
 
 from .column_tables import Nest, Table, match_columns
-from .parallel_rows import MIN_ITERATIONS
+from .parallel_rows import STORED, worth_sharing
 from .renamed import renamed
 from .tir_terms import variables
 from .vector_loops import INDEX, for_each, in_vectors, number, ramp
 
+COMPUTED = 16  # what an element takes that is put together of several
 WIDTHS = (16, 8)  # elements of the result in a vector: the narrow ones for short rows
 
 
@@ -38,7 +39,7 @@ def schedule_columns(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFu
     if parallel and len(nest.axes) > 2:
         total = reduce(lambda a, b: a * b, nest.extents)
         shared = renamed(_planes(nest, copied, ForKind.PARALLEL))
-        body = IfThenElse(total >= MIN_ITERATIONS, shared, body)
+        body = IfThenElse(worth_sharing(total, STORED if copied else COMPUTED), shared, body)
     first: list[Stmt] = [_filled(nest.column, nest.extents[-1], each) for each in nest.tables]
     if copied is not None:
         first += [_filled(nest.axes[-2], nest.extents[-2], copied.rows), *_find_out(nest, copied)]

@@ -1,29 +1,38 @@
 """A CPU schedule for pooling by small windows, with pads: no padded copy, no condition in a loop.
 
-Of a window that reaches into the pads, the largest element is that of the window moved to the edge:
-an index is bounded instead. In a sum, what lies outside counts as zero. Where windows move along
-memory, the columns whose windows lie inside are a loop of their own, which LLVM vectorizes.
+Windows at the edges are code of their own, which holds those of their elements that lie inside.
+Along memory, the columns whose windows lie inside go by vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from itertools import product
+from math import prod
 
-import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import Expr, Range, TensorLoad, Var
+from tvm.ir import Expr, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt
 
-from .parallel_rows import MIN_ITERATIONS
+from .parallel_rows import STORED, worth_sharing
 from .pooling_match import Pooling, Window, match_pooling
-from .tir_terms import variables
+from .pooling_parts import (
+    Part,
+    Parts,
+    behind,
+    front,
+    in_front,
+    least_extent,
+    middle,
+    pooled,
+    stored,
+)
+from .tir_terms import is_number
 from .vector_loops import INDEX, for_each, in_vectors, number, ramp
 
-Load = Callable[[list[Expr]], Expr]
 WIDTHS = (8, 4)  # lanes of a vector: the narrow ones for planes of few columns
+MOST_PARTS = 16  # of all dimensions but the last one; of others, each element is conditional
 
 
 def schedule_pooling(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFunc | None:
@@ -34,85 +43,42 @@ def schedule_pooling(func: tirx.PrimFunc, parallel: bool = False) -> tirx.PrimFu
     found = match_pooling(func)
     if found is None:
         return None
-    body = _loops(found, ForKind.SERIAL)
+    body = _nest(found, ForKind.SERIAL, lambda at: _row(found, at), 1)
     if parallel and len(found.axes) > 1:
         total = reduce(lambda a, b: a * b, found.extents)
-        large = tirx.all(total >= MIN_ITERATIONS, found.extents[1] > 1)
-        body = IfThenElse(large, _loops(found, ForKind.PARALLEL), body)
-    empty = [window.extent < 1 for window in found.windows if window and window.padded]
-    if empty:  # the bounded index would be outside of what is empty
-        nothing = _nest(found, ForKind.SERIAL, lambda at: _store(found, at, found.identity))
-        body = IfThenElse(reduce(tirx.any, empty), nothing, body)
+        taps = prod(window.size for window in found.windows if window)
+        large = tirx.all(worth_sharing(total, STORED * taps), found.extents[1] > 1)
+        shared = _nest(found, ForKind.PARALLEL, lambda at: _row(found, at), 1)
+        body = IfThenElse(large, shared, body)
+    body = _unless_small(found, body)
     root = func.body.block
     block = s_tir.SBlock([], [], [], root.name_hint, body, annotations=root.annotations)
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 
-def _loops(found: Pooling, kind: ForKind) -> Stmt:
-    window, columns = found.windows[-1], found.extents[-1]
-    if window is None or not window.padded:
-        return _nest(found, kind, lambda at: _columns(found, at, number(0), columns), 1)
-    first = _simple(tirx.min(number(-(-window.before // window.stride)), columns))
-    inside = tirx.floordiv(window.extent - window.size + window.before, number(window.stride)) + 1
-    end = _simple(tirx.max(first, tirx.min(inside, columns)))
-
-    def row(at: list[Expr]) -> Stmt:
-        return SeqStmt(
-            [
-                for_each(first, lambda i: _element(found, [*at, i])),
-                _columns(found, at, first, end),
-                for_each(columns - end, lambda i: _element(found, [*at, end + i])),
-            ]
-        )
-
-    return _nest(found, kind, row, 1)
-
-
-def _columns(found: Pooling, at: list[Expr], first: Expr, end: Expr) -> Stmt:
-    """The results in columns from `first` on, whose windows lie inside: in vectors, the last one of
-    which may compute again what the one before has, and one by one where there is none."""
-    window = found.windows[-1]
-    count = _simple(end - first)
-    one_by_one = for_each(count, lambda i: _element(found, [*at, first + i], inside=True))
-    if window is not None and window.stride > 2:
-        return one_by_one
-
-    def vector(start: Expr, lanes: int) -> Stmt:
-        if window is not None and window.stride == 2:
-            return _every_second(found, at, start, lanes)
-        return _lanes(lambda lane: _element(found, [*at, start + lane], inside=True), lanes)
-
-    # In a sum with pads, what the conditions of each tap cost is more than narrow vectors save.
-    conditional = found.combine is tirx.Add and any(each and each.padded for each in found.windows)
-    widths = WIDTHS[:1] if conditional else WIDTHS
-    return in_vectors(first, end, widths, vector, one_by_one)
-
-
-def _every_second(found: Pooling, at: list[Expr], start: Expr, lanes: int) -> Stmt:
-    """The results of windows two columns apart: of two vectors of the source, of which the second
-    begins at the last element of the first, every second lane."""
-    start_of = tirx.Var("start", INDEX)
-    taken = [2 * lane + (2 * lane >= lanes) for lane in range(lanes)]
-
-    def load(indices: list[Expr]) -> Expr:
-        *outer, first = indices
-        halves = [found.source[(*outer, ramp(first + past, lanes))] for past in (0, lanes - 1)]
-        return tirx.Shuffle(halves, [tirx.const(lane, "int32") for lane in taken])
-
-    identity = tirx.Broadcast(found.identity, lanes)
-    total = _pooled(found, [*at, start_of], True, load, identity)
-    stores: list[Stmt] = [
-        tirx.Bind(start_of, start),
-        BufferStore(found.result, total, [*at, ramp(start_of, lanes)]),
+def _unless_small(found: Pooling, body: Stmt) -> Stmt:
+    """`body`, unless windows may reach into the pads on both sides, or a tensor is empty: a bounded
+    index would be outside of it."""
+    padded = [
+        (window, columns)
+        for window, columns in zip(found.windows, found.extents, strict=True)
+        if window is not None and window.padded
     ]
-    if not isinstance(found.value, TensorLoad):
-
-        def post(lane: Expr) -> Stmt:
-            place = [*at, start_of + lane]
-            return _store(found, place, found.result[tuple(place)], inside=True)
-
-        stores.append(_lanes(post, lanes))
-    return SeqStmt(stores)
+    if not padded:
+        return body
+    unknown: Parts = [None] * len(found.axes)
+    small = [
+        tirx.any(window.extent < least_extent(window), columns < in_front(window))
+        for window, columns in padded
+    ]
+    empty = [window.extent < 1 for window, _ in padded]
+    each = _nest(found, ForKind.SERIAL, lambda at: _element(found, at, unknown))
+    nothing = _nest(found, ForKind.SERIAL, lambda at: stored(found, at, unknown, found.identity))
+    for conditions, instead in ((small, each), (empty, nothing)):
+        condition = _simple(reduce(tirx.any, conditions))
+        if not is_number(condition, 0):
+            body = IfThenElse(condition, instead, body)
+    return body
 
 
 def _nest(
@@ -133,91 +99,134 @@ def _nest(
     return stmt
 
 
-def _element(found: Pooling, at: list[Expr], inside: bool = False) -> Stmt:
-    """The store of the result at `at`; if `inside`, the window is, in the last dimension."""
-    load: Load = lambda indices: found.source[tuple(indices)]  # noqa: E731
-    return _store(found, at, _pooled(found, at, inside, load, found.identity), inside)
+def _row(found: Pooling, at: list[Expr], parts: Parts = ()) -> Stmt:
+    """The results at all columns of the row `at`, of which `parts` are chosen: the others here."""
+    dim = len(parts)
+    if dim == len(at):
+        return _line(found, at, parts)
+    window = found.windows[dim]
+    if window is None or dim in _conditional(found):
+        return _row(found, at, (*parts, None))
+
+    def chosen(part: Part) -> Stmt:
+        return _row(found, at, (*parts, part))
+
+    place = at[dim]
+    stmt = chosen(middle(window))
+    if window.after:
+        inside = place * window.stride + (window.size - window.before) <= window.extent
+        stmt = IfThenElse(inside, stmt, _by_end(window, place, chosen))
+    for first, part in enumerate(front(window)):
+        stmt = IfThenElse(tirx.EQ(place, number(first)), chosen(part), stmt)
+    return stmt
 
 
-def _pooled(found: Pooling, at: list[Expr], inside: bool, load: Load, identity: Expr) -> Expr:
-    value = identity
-    for offsets in product(*(range(window.size if window else 1) for window in found.windows)):
-        indices, conditions = [], []
-        for dim, (window, offset) in enumerate(zip(found.windows, offsets, strict=True)):
-            if window is None:
-                indices.append(at[dim])
-                continue
-            index = at[dim] * window.stride + (offset - window.before)
-            if window.padded and not (inside and dim == len(at) - 1):
-                if found.combine is tirx.Add:
-                    conditions.append(tirx.all(index >= 0, index < window.extent))
-                index = tirx.max(tirx.min(index, window.extent - 1), number(0))
-            indices.append(index)
-        element = load(indices)
-        if conditions:
-            within = reduce(tirx.all, conditions)
-            if not identity.same_as(found.identity):
-                within = tirx.Broadcast(within, int(identity.lanes))
-            element = tirx.Select(within, element, identity)
-        value = found.combine(value, element)
-    return value
+def _conditional(found: Pooling) -> set[int]:
+    """Dimensions of which there would be too many parts."""
+    count, dims = 1, set()
+    for dim, window in reversed(list(enumerate(found.windows[:-1]))):
+        parts = 1 + in_front(window) + window.after if window else 1
+        if count * parts > MOST_PARTS:
+            dims.add(dim)
+        else:
+            count *= parts
+    return dims
 
 
-def _store(found: Pooling, at: list[Expr], pooled: Expr, inside: bool = False) -> Stmt:
-    value = found.value
-    for dim, window in enumerate(found.windows):
-        last = dim == len(at) - 1
-        if window is not None and (not window.padded or (inside and last)):
-            value = _where_inside(value, found.axes[dim], window)
-    value = tvm_ffi.structural_map(value, (tirx.Div, lambda node: _by_count(node, found.axes[-1])))
-    known = dict(zip(found.axes, at, strict=True))
-    # The pooled value last: it may hold variables of the same names.
-    place = tvm_ffi.structural_map(value, (Var, lambda var: known.get(var, var)))
-
-    def total(load: TensorLoad) -> Expr:
-        return pooled if load.source.same_as(found.total) else load
-
-    return BufferStore(found.result, tvm_ffi.structural_map(place, (TensorLoad, total)), at)
+def _by_end(window: Window, place: Expr, body: Callable[[Part], Stmt]) -> Stmt:
+    """`body` of that part of the windows reaching into the pads behind which `place` belongs to."""
+    *others, last = behind(window)
+    stmt = body(last)
+    inside = window.extent + window.before - place * window.stride
+    for part in reversed(others):
+        stmt = IfThenElse(inside >= part.taps.stop, body(part), stmt)
+    return stmt
 
 
-def _by_count(quotient: tirx.Div, column: Var) -> Expr:
-    """A product with the inverse of a count that is the same along memory."""
-    count = quotient.b
-    if not isinstance(count, tirx.Cast) or column in variables(count):
-        return quotient
-    return quotient.a * (tirx.const(1.0, "float32") / count)
+def _line(found: Pooling, at: list[Expr], parts: Parts) -> Stmt:
+    window, columns = found.windows[-1], found.extents[-1]
+    if window is None:
+        return _columns(found, at, (*parts, None), number(0), columns)
+    edge = front(window)
+    room = window.extent - window.size + window.before
+    inside = tirx.floordiv(room, number(window.stride)) + 1 if window.after else columns
+    end = _simple(tirx.min(inside, columns))
+
+    def element(place: Expr) -> Callable[[Part], Stmt]:
+        return lambda part: _element(found, [*at, place], (*parts, part))
+
+    stmts = [element(number(place))(part) for place, part in enumerate(edge)]
+    stmts.append(_columns(found, at, (*parts, middle(window)), number(len(edge)), end))
+    if window.after:
+        left = _simple(columns - end)
+        stmts.append(for_each(left, lambda i: _by_end(window, end + i, element(end + i))))
+    return SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
-def _where_inside(value: Expr, column: Var, window: Window) -> Expr:
-    """`value` without those bounds of windows that do not hold for a place whose window lies
-    inside: how many elements an average is of is then the same for all of these."""
-    slack, past = tirx.Var("slack", INDEX), tirx.Var("past", INDEX)
-    analyzer = Analyzer()
-    for var in (slack, past):
-        analyzer.bind(var, Range(number(0), number(1 << 40)))
-    place = past + -(-window.before // window.stride)
-    inside = {column: place}
-    if isinstance(window.extent, Var):
-        inside[window.extent] = place * window.stride + (window.size - window.before) + slack
+def _columns(found: Pooling, at: list[Expr], parts: Parts, first: Expr, end: Expr) -> Stmt:
+    """The results in columns from `first` on, whose windows lie inside: in vectors, the last one of
+    which may compute again what the one before has, and one by one where there is none."""
+    window = found.windows[-1]
+    count = _simple(end - first)
+    one_by_one = for_each(count, lambda i: _element(found, [*at, first + i], parts))
+    if window is not None and window.stride > 2:
+        return one_by_one
 
-    def bound(node: tirx.Max | tirx.Min) -> Expr:
-        if str(node.ty) != INDEX or column not in variables(node):
-            return node
-        known = tvm_ffi.structural_map(node.a - node.b, (Var, lambda var: inside.get(var, var)))
-        difference = analyzer.const_int_bound(analyzer.simplify(known))
-        first, second = node.a, node.b
-        if isinstance(node, tirx.Min):
-            first, second = second, first
-        if difference.min_value >= 0:
-            return first
-        return second if difference.max_value <= 0 else node
+    def vector(start: Expr, lanes: int) -> Stmt:
+        if window is not None and window.stride == 2:
+            return _every_second(found, window, at, parts, start, lanes)
+        return _lanes(lambda lane: _element(found, [*at, start + lane], parts), lanes)
 
-    bounded = tvm_ffi.structural_map(value, [(tirx.Max, bound), (tirx.Min, bound)])
-    return tvm_ffi.structural_map(bounded, (tirx.Cast, _simple_cast))
+    return in_vectors(first, end, WIDTHS, vector, one_by_one)
 
 
-def _simple_cast(cast: tirx.Cast) -> Expr:
-    return _simple(cast.value).astype(str(cast.ty))
+def _every_second(
+    found: Pooling, window: Window, at: list[Expr], parts: Parts, start: Expr, lanes: int
+) -> Stmt:
+    """The results of windows two columns apart. Columns of the window are put together first; of
+    two vectors of these, one has the even lanes, and its right neighbour the odd ones."""
+    size, start_of = window.size, tirx.Var("start", INDEX)
+    stmts: list[Stmt] = [tirx.Bind(start_of, start)]
+
+    def columns(tap: int, past: int) -> Expr:
+        """Those of one tap, and its neighbours: `lanes` of them from the one `past` it on."""
+
+        def load(indices: list[Expr]) -> Expr:
+            *outer, first = indices
+            return found.source[(*outer, ramp(first + past, lanes))]
+
+        only = Part(range(tap, tap + 1))
+        total = pooled(found, [*at, start_of], (*parts[:-1], only), load, lanes)
+        stmts.append(tirx.Bind(tirx.Var("columns", f"float32x{lanes}"), total))
+        return stmts[-1].var
+
+    def taken(halves: list[Expr], lane_of: Callable[[int], int]) -> Expr:
+        chosen = [tirx.const(lane_of(lane), "int32") for lane in range(lanes)]
+        return tirx.Shuffle(halves, chosen)
+
+    values = []
+    for tap in range(0, size - 1, 2):
+        halves = [columns(tap, past) for past in (0, lanes)]
+        values += [taken(halves, lambda lane: 2 * lane), taken(halves, lambda lane: 2 * lane + 1)]
+    if size % 2:  # beyond the last element that is needed may be none
+        halves = [columns(size - 1, past) for past in (0, lanes - 1)]
+        values.append(taken(halves, lambda lane: 2 * lane + (2 * lane >= lanes)))
+    total = reduce(found.combine, values)
+    stmts.append(BufferStore(found.result, total, [*at, ramp(start_of, lanes)]))
+    if isinstance(found.value, TensorLoad):
+        return SeqStmt(stmts)
+
+    def post(lane: Expr) -> Stmt:
+        place = [*at, start_of + lane]
+        return stored(found, place, parts, found.result[tuple(place)])
+
+    return SeqStmt([*stmts, _lanes(post, lanes)])
+
+
+def _element(found: Pooling, at: list[Expr], parts: Parts) -> Stmt:
+    """The store of the result at `at`."""
+    total = pooled(found, at, parts, lambda indices: found.source[tuple(indices)])
+    return stored(found, at, parts, total)
 
 
 def _lanes(body: Callable[[Expr], Stmt], lanes: int) -> Stmt:

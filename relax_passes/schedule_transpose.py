@@ -15,7 +15,7 @@ from tvm.ir import Expr, TensorLoad, Var
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, For, ForKind, IfThenElse, IntImm, SeqStmt, Stmt
 
-from .parallel_rows import MIN_ITERATIONS
+from .parallel_rows import TRANSPOSED, worth_sharing
 from .tir_terms import SPATIAL, is_number
 from .vector_loops import INDEX, for_each, number, ramp
 
@@ -51,7 +51,7 @@ def schedule_transpose(func: tirx.PrimFunc, parallel: bool = False) -> tirx.Prim
     body = serial
     if parallel:
         total = reduce(lambda a, b: a * b, found.extents.values())
-        large = tirx.all(total >= MIN_ITERATIONS, found.extents[found.i] > BLOCK)
+        large = tirx.all(worth_sharing(total, TRANSPOSED), found.extents[found.i] > BLOCK)
         body = IfThenElse(large, _strips(found, ForKind.PARALLEL), serial)
     root = func.body.block
     block = s_tir.SBlock([], [], [], root.name_hint, body, annotations=root.annotations)

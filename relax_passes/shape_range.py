@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import lcm
+from operator import index
 
-from tvm_moonpoly.arguments import require
+from tvm_moonpoly.arguments import is_whole
 
 LARGEST = (1 << 63) - 1  # of int64, which holds sizes
 
@@ -25,7 +26,8 @@ class Range:
     likely: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(isinstance(self.likely, Iterable), "Range: likely", "a list of sizes", self.likely)
+        if not isinstance(self.likely, Iterable):
+            raise ValueError(f"Range: likely must be a list of sizes, not {self.likely!r}")
         object.__setattr__(self, "likely", tuple(self.likely))
         named = {
             "smallest": self.smallest,
@@ -34,8 +36,13 @@ class Range:
             **{f"likely[{i}]": size for i, size in enumerate(self.likely)},
         }
         for name, value in named.items():
-            if type(value) is not int or not 0 <= value <= LARGEST:
+            if not is_whole(value) or not 0 <= index(value) <= LARGEST:
                 raise ValueError(f"Range: {name} must be a whole number from 0 on, not {value!r}")
+        for name in ("smallest", "multiple_of"):
+            object.__setattr__(self, name, index(getattr(self, name)))
+        if self.largest is not None:
+            object.__setattr__(self, "largest", index(self.largest))
+        object.__setattr__(self, "likely", tuple(map(index, self.likely)))
         if self.multiple_of == 0:
             raise ValueError("Range: multiple_of must be at least 1, not 0")
         if self.largest is not None and self.smallest > self.largest:

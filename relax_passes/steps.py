@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import tvm
 from tvm import relax
@@ -68,4 +69,7 @@ def _require_known(passes: Sequence[tvm.transform.Pass], without: Collection[str
         if name not in optional:
             needed = name in known or name in NEEDED
             reason = "cannot be left out" if needed else "is none of the passes"
-            raise ValueError(f"without: {name!r} {reason}; these can be: {', '.join(optional)}")
+            close = get_close_matches(name, optional, n=1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            known_names = ", ".join(optional)
+            raise ValueError(f"without: {name!r} {reason}{meant}; these can be: {known_names}")

@@ -106,12 +106,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Has a part of the operator library that two processes need be compiled by one of them, and
-    a tuning log interpreted once in each: every pass asks for it, some times for each model."""
+    """Has a part of the operator library that two processes need be compiled by one of them."""
     module = sys.modules.get("tvm_moonpoly.operators.operator_library")
     if module is not None:
         module.Parts._made = _one_at_a_time(module.Parts._made)
-        module.costs = _remembered(module.costs)
     # what is there now stays: it need not be looked through for garbage again and again
     gc.collect()
     gc.freeze()
@@ -126,20 +124,6 @@ def _one_at_a_time(made: Callable[..., Any]) -> Callable[..., Any]:
             return made(parts, part)
 
     return waiting
-
-
-def _remembered(costs: Callable[..., Any]) -> Callable[..., Any]:
-    """``costs``, the function of a log and a machine that gives a table of costs. A log that was
-    read once is the same object until its file changes."""
-    found: dict[Any, tuple[Any, Any]] = {}
-
-    def remembering(log: Any, machine: Any) -> Any:
-        key = id(log), machine
-        if key not in found:
-            found[key] = log, costs(log, machine)  # with the log, so that the number stays its own
-        return found[key][1]
-
-    return remembering
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

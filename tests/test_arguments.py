@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import tvm
 from relax_testing import TARGET
@@ -93,7 +94,7 @@ def test_the_target_of_a_pass(each):
         (lambda: relax_passes.PromiseShapes(["n"]), "dims: must be a dict by names"),
         (lambda: relax_passes.CheckOperands("relax.matmul"), "operators: must be a list of Relax"),
         (lambda: relax_passes.facts(3), "func: must be a Relax function or a PrimFunc, not 3"),
-        (lambda: mp.Range(likely=3), "Range: likely: must be a list of sizes, not 3"),
+        (lambda: mp.Range(likely=3), "Range: likely must be a list of sizes, not 3"),
         (lambda: mp.Range("a"), "Range: smallest must be a whole number from 0 on, not 'a'"),
         (lambda: mp.Range(10, 8), "Range: smallest must be at most largest, not 10 with largest 8"),
         (lambda: mp.detect_target("2"), "cores: must be a whole number of at least 1, not '2'"),
@@ -116,3 +117,16 @@ def test_arguments_of_the_other_entries(make, said):
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value).startswith(said)
+
+
+def test_integers_of_numpy_are_sizes():
+    four = np.int64(4)
+    assert str(mp.explain(four, four, four, TARGET)) == str(mp.explain(4, 4, 4, TARGET))
+    each = mp.Range(np.int32(2), four, np.int8(2), [four])
+    assert each == mp.Range(2, 4, 2, (4,)) and type(each.largest) is type(each.likely[0]) is int
+    with pytest.raises(ValueError, match="smallest must be a whole number from 0 on, not True"):
+        mp.Range(True)
+
+
+def test_an_empty_report_is_one():
+    assert relax_passes.Report()

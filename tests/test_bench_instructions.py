@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench import callgrind, instructions, packed_calls
 from bench.callgrind import Profile
-from bench.instructions import Job
+from bench.instruction_calls import Job
 
 # As callgrind 3.19 writes it, cut to a few functions: one file an object, calls with what the
 # callee took, costs by line and by address, and an inlined piece of another source file.

@@ -17,7 +17,6 @@ from tvm_moonpoly.emit import FLOAT, INT, Functions
 from tvm_moonpoly.operators import activation as activations
 from tvm_moonpoly.operators import bounded_activation, errors, tensors
 from tvm_moonpoly.operators.conv_constants import (
-    ATTRIBUTES,
     ConvActivation,
     ConvSpec,
     pack_conv_weight,
@@ -25,6 +24,7 @@ from tvm_moonpoly.operators.conv_constants import (
     pad_conv_bias,
 )
 from tvm_moonpoly.operators.tensors import Tensor
+from tvm_moonpoly.planner.conv_numbers import ATTRIBUTES
 
 #: activations with parameters, and those with which they are tried
 PARAMETERS = {

@@ -17,7 +17,8 @@ from core_testing import CANARY, ROOT
 import tvm_moonpoly
 from tvm_moonpoly import operators
 from tvm_moonpoly.cli.command import main as command
-from tvm_moonpoly.operators.conv_constants import ATTRIBUTES, ConvActivation, ConvSpec
+from tvm_moonpoly.operators.conv_constants import ConvActivation, ConvSpec
+from tvm_moonpoly.planner.conv_numbers import ATTRIBUTES
 
 WORKER = Path(__file__).with_name("conv_memory_worker.py")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,11 @@ from test_core_planner import SETTINGS
 
 import tvm_moonpoly
 from tvm_moonpoly import native
+from tvm_moonpoly.costmodel.tables import CostTable, Traffic
+from tvm_moonpoly.costmodel.tasks import Level, TaskCost
 from tvm_moonpoly.emit import INT, Functions, loop
+from tvm_moonpoly.microkernels.records import Form as KernelForm
+from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner import conv, conv_blocks, native_conv
 from tvm_moonpoly.planner import native as native_planner
@@ -109,7 +113,33 @@ def native_plans(machine, table) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def setting(request):
-    return SETTINGS[request.param]()
+    machine, table = SETTINGS[request.param]()
+    return machine, table.of_convolutions
+
+
+@pytest.mark.parametrize("cheap", [None, (3, 3), (2, 4)])
+def test_tiles_turned_round(cheap):
+    """3x4 from 4x3, no dearer than what is inside it; a little dearer with B far."""
+    heights = {1: 8, 2: 6, 3: 4, 4: 2}
+    plain = [Record(mr, nv) for nv, most in heights.items() for mr in range(1, most + 1)]
+    records = [*plain, Record(1, 2, packed_a=True)]
+    tasks = {r: TaskCost.linear(64 * r.mr, 640 * r.nv) for r in records}
+    if cheap is not None:
+        tasks[Record(*cheap)] = TaskCost.linear(10, 1200)
+    table = CostTable(tasks, Traffic(**{f.name: 1 for f in fields(Traffic)}))
+    more = table.of_convolutions
+    turned = Record(3, 4, decisions={"row_block": 3, "unroll": 4})
+    assert more.tasks.keys() - table.tasks.keys() == {turned}
+    assert more.of_convolutions.tasks == more.tasks
+    parts = {(4, 3): (1, 1), (3, 3): (4, 3), (2, 4): (3, 2)}
+    for residency, values in more.tasks[turned].knots.items():
+        knots = [
+            [value * up // down for value in table.task(*tile, KernelForm.PLAIN).knots[residency]]
+            for tile, (up, down) in parts.items()
+        ]
+        far = residency.b > Level.L1
+        assert values == tuple(value + value // 64 * far for value in map(min, *knots))
+    more.check()
 
 
 def test_both_planners_decide_alike(setting):

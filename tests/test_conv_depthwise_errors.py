@@ -10,7 +10,7 @@ from core_testing import CANARY, tensor, values
 from depthwise_testing import NAMES, arguments, square
 
 from tvm_moonpoly import operators
-from tvm_moonpoly.operators.conv_constants import ATTRIBUTES
+from tvm_moonpoly.planner.conv_numbers import ATTRIBUTES
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.costmodel.tasks import TaskCost
 from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
-from tvm_moonpoly.operators.operator_library import OperatorLibrary, functions
+from tvm_moonpoly.operators.operator_library import OperatorLibrary
+from tvm_moonpoly.operators.parts import functions
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import BMode, Plan
 

@@ -61,6 +61,9 @@ def family(isa):
 #: Tiles whose decisions are tried, in all forms: those with room for partial sums, and full ones.
 VARIED = [(1, 4), (2, 2), (4, 3), (6, 2)]
 
+#: Tiles of `CostTable.of_convolutions`.
+TURNED = [Record(3, 4, decisions={"row_block": 3, "unroll": 4})]
+
 
 def varied(machine):
     """Members of other decisions: each choice of each decision alone, and some combinations."""
@@ -85,7 +88,7 @@ def varied(machine):
 
 @functools.cache
 def module_of(isa):
-    return compiled(family(isa), machine_of(isa), TARGETS[isa])
+    return compiled([*family(isa), *TURNED], machine_of(isa), TARGETS[isa])
 
 
 @functools.cache
@@ -101,7 +104,7 @@ def host(tmp_path_factory):
     """The machine of this CPU, and its kernels by name, callable through ctypes."""
     target = tvm_moonpoly.detect_target()
     machine = Machine.from_target(target)
-    records = [*cpu_gemm.family(machine), *varied(machine)]
+    records = [*cpu_gemm.family(machine), *varied(machine), *TURNED]
     path = tmp_path_factory.mktemp("kernels") / "kernels.so"
     compiled(records, machine, target).export_library(str(path))
     library = ctypes.CDLL(str(path))
@@ -237,6 +240,15 @@ def test_constraint(isa, mr, nv, fits):
             rule = f"record: tile {mr}x{nv} needs more than {machine.vector_registers} vector"
             with pytest.raises(ValueError, match=rule):
                 cpu_gemm.build(record, machine)
+
+
+@pytest.mark.parametrize("mr,nv,fits", [(3, 4, True), (2, 6, True), (3, 5, False), (4, 4, False)])
+def test_constraint_column_by_column(mr, nv, fits):
+    """An element of each row and one vector of B, in place of a row of B and an element."""
+    machine = machine_of("avx2")
+    record = Record(mr, nv, decisions={"row_block": mr})
+    assert cpu_gemm.fits(record, machine) is fits
+    assert not cpu_gemm.fits(Record(mr, nv), machine)
 
 
 @pytest.mark.parametrize("mr,nv", [(0, 1), (1, 0), (-1, 2)])
@@ -438,7 +450,7 @@ def test_accumulators_stay_in_registers(isa, mr, nv, packed, in_place):
             id=f"{isa}-{record.name}",
         )
         for isa in TARGETS
-        for record in family(isa)
+        for record in [*family(isa), *TURNED]
     ],
 )
 def test_no_member_spills(isa, record):

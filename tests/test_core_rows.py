@@ -9,7 +9,8 @@ import pytest
 from core_testing import CANARY, check_product, matmul, stored, values
 
 from tvm_moonpoly import native, operators
-from tvm_moonpoly.operators.operator_library import OperatorLibrary, functions
+from tvm_moonpoly.operators.operator_library import OperatorLibrary
+from tvm_moonpoly.operators.parts import functions
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.planner.plan import READINGS, BMode
 

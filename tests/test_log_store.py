@@ -21,6 +21,7 @@ from tvm.target import Target
 
 import tvm_moonpoly
 from tvm_moonpoly import logs, operators
+from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.logs import choice, document, lines, store
 from tvm_moonpoly.machine import Machine
 
@@ -551,6 +552,25 @@ def test_its_own_log_is_told_at_level_info(home, caplog):
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert record.getMessage() == f"tuning log of x86-64-v3 (avx2): {path}"
+
+
+def test_a_log_is_interpreted_once_until_its_file_changes(home, monkeypatch):
+    made = []
+    interpret = CostTable.from_entries
+
+    def counting(entries):
+        made.append(interpret(entries))
+        return made[-1]
+
+    entries = operators.described(AVX2)[2].to_entries()
+    put(home, MACHINE, "mine", entries)
+    monkeypatch.setattr(CostTable, "from_entries", counting)
+    first = operators.described(AVX2)[2]
+    assert operators.described(AVX2)[2] is first and len(made) == 1
+    more = dict(entries[-1], launch=entries[-1]["launch"] + 1)
+    put(home, MACHINE, "mine", [*entries[:-1], more])
+    assert operators.described(AVX2)[2].traffic.launch == first.traffic.launch + 1
+    assert len(made) == 2
 
 
 def test_a_log_of_too_many_kernels_is_refused(home):

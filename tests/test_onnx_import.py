@@ -86,6 +86,18 @@ def refused(model, dims=None):
     return str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["h", "x", "w"])
+def test_a_name_of_two_tensors(name):
+    """By two nodes, or by a node and an input or a constant."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"]),
+        helper.make_node("Add", ["x", "w"], [name], "again"),
+        helper.make_node("Abs", ["h"], ["y"]),
+    ]
+    model = make(nodes, {"x": ["n"]}, {"w": np.ones(1, np.float32)})
+    assert refused(model).endswith(f"Add 'again': the tensor {name!r} is defined twice")
+
+
 def feeds(*shapes, name="x"):
     return [{name: tensor(*shape)} for shape in shapes]
 

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import tirx as T
 
-from relax_passes import VectorMath
+from relax_passes import VectorMath, pipeline
 from relax_passes.bound_exponents import BOUND, bound_exponents, is_bounded
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
@@ -80,6 +80,21 @@ def test_softmax_is_found(function, axis):
     legal = relax.transform.LegalizeOps()(builder.get())
     (func,) = (each for each in legal.functions.values() if isinstance(each, tirx.PrimFunc))
     assert not bound_exponents(func).same_as(func)
+
+
+def test_rows_in_which_nan_hides_the_largest_are_nan():
+    x = relax.Var("x", relax.TensorType((N, M), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(op.nn.softmax(x, -1)))
+    executable = tvm.compile(builder.get(), TARGET, relax_pipeline=pipeline(TARGET))
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    for columns in (5, 40, 100):
+        rows = np.zeros((columns, columns), "float32")
+        rows[:, 0], rows[1:][np.diag_indices(columns - 1)] = 500.0, np.nan
+        result = main(tvm.runtime.tensor(rows)).numpy()
+        np.testing.assert_array_equal(np.isnan(result).all(1), np.arange(columns) > 0)
+        np.testing.assert_array_equal(result[0], np.arange(columns) == 0)
 
 
 def test_what_a_model_bounds_itself_is_not_meant():

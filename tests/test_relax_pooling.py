@@ -9,12 +9,11 @@ from relax_testing import TARGET, tensor
 from tvm import relax, tirx
 from tvm.relax import op
 
-from relax_passes import pipeline
+from relax_passes import KeepNaN, pipeline
 from relax_passes.schedule_pooling import schedule_pooling
 
 N, H, W = (tirx.Var(name, "int64") for name in "nhw")
 CHANNELS = 5
-LOWEST = -np.finfo("float32").max
 
 # layout, pool, window, strides, pads (top, left, bottom, right), ceil mode, pads counted
 CASES = {
@@ -29,6 +28,10 @@ CASES = {
     "average 3 by 1": ("NCHW", "avg", (3, 3), (1, 1), (1, 1, 1, 1), False, True),
     "average 2 by 2": ("NCHW", "avg", (2, 2), (2, 2), (0, 0, 0, 0), False, False),
     "average 2 by 1, uneven pads": ("NCHW", "avg", (2, 2), (1, 1), (0, 0, 1, 1), False, False),
+    "average 3 by 2, counted": ("NCHW", "avg", (3, 3), (2, 2), (1, 1, 1, 1), False, True),
+    "average, ceil": ("NCHW", "avg", (3, 3), (2, 2), (0, 1, 1, 0), True, False),
+    "average 2 by 3": ("NCHW", "avg", (2, 2), (3, 3), (1, 1, 1, 1), False, False),
+    "average of wide pads in NHWC": ("NHWC", "avg", (4, 4), (1, 1), (3, 3, 3, 3), False, True),
     "average in NHWC": ("NHWC", "avg", (3, 2), (2, 1), (1, 0, 1, 1), False, False),
 }
 
@@ -41,7 +44,7 @@ def pooled(case, x, activation=False):
 
 
 def reference(case, x):
-    """In float64; of windows without an element, what TVM's own loops give."""
+    """In float64; the largest of no element is minus infinity."""
     layout, kind, window, strides, pads, ceil, counted = case
     x = x.astype("float64")
     if layout == "NHWC":
@@ -60,7 +63,7 @@ def reference(case, x):
         rows, columns = (slice(max(a, 0), max(b, 0)) for a, b in zip(first, ends, strict=True))
         part = x[:, :, rows, columns]
         if kind == "max":
-            result[:, :, i, j] = part.max((2, 3), initial=LOWEST)
+            result[:, :, i, j] = part.max((2, 3), initial=-np.inf)
         else:
             count = window[0] * window[1] if counted else part.shape[2] * part.shape[3]
             result[:, :, i, j] = part.sum((2, 3)) / max(count, 1)
@@ -83,7 +86,8 @@ def compiled(case, activation=False, target=TARGET):
 
 
 def loops(case):
-    legal = relax.transform.LegalizeOps()(module_of(case))
+    """The function of a case as it comes to be scheduled."""
+    legal = KeepNaN(TARGET)(relax.transform.LegalizeOps()(module_of(case)))
     (func,) = (each for each in legal.functions.values() if isinstance(each, tirx.PrimFunc))
     return func
 
@@ -117,7 +121,7 @@ def test_widths_around_vectors(case, width):
 
 
 def test_empty_planes(case):
-    """Of an empty tensor with pads, the results are those of pads alone."""
+    """Of an empty tensor with pads, there is no element in any window."""
     for h, w in ((0, 9), (9, 0)):
         if case[0][1] == "max":
             check(case, 2, h, w)
@@ -162,3 +166,10 @@ def test_two_cores_and_what_is_fused(name):
         x = tensor(*((2, CHANNELS, h, w) if "NHWC" not in name else (2, h, w, CHANNELS)))
         expected = np.maximum(reference(CASES[name], x), 0)
         np.testing.assert_allclose(run(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pads_are_below_minus_infinity():
+    run = compiled(CASES["max 3 by 2"])
+    for h, w in ((1, 1), (4, 9), (9, 20)):
+        result = run(np.full((1, CHANNELS, h, w), -np.inf, "float32"))
+        np.testing.assert_array_equal(result, np.full_like(result, -np.inf))

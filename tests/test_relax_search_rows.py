@@ -90,6 +90,36 @@ def test_nan_and_infinity(case, seed):
     check(case, x)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("kind, axis", [("max", 2), ("min", 1)])
+def test_other_floats(kind, axis, dtype):
+    """Also of elements that only float64 tells apart, and of NaN."""
+    case = ((kind, axis, False), compiled(module_of(kind, axis, False, dtype=dtype)))
+    for count in (1, 5, 8, 31, 64, 97, 200):
+        rng = np.random.default_rng(count)
+        x = rng.standard_normal((3, count, count)).astype(dtype)
+        if dtype == "float64":
+            x = 1 + 1e-12 * x
+        x[1][rng.random((count, count)) < 0.01] = np.nan
+        x[2, :, 0], x[2, 0] = np.inf, -np.inf
+        check(case, x)
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 63, 64, 65, 79, 80, 81, 97, 127, 128, 129, 193])
+def test_each_place_of_a_row(case_of_rows, count):
+    """The best element, and a NaN, at each place of a row of each length."""
+    kind, run = case_of_rows
+    x = np.random.default_rng(count).standard_normal((2, count, count), dtype="float32")
+    x[0][np.diag_indices(count)] = 9.0 if kind == "max" else -9.0
+    x[1][np.diag_indices(count)] = np.nan
+    check(((kind, 2, False), run), x)
+
+
+@pytest.fixture(scope="module", params=["max", "min"])
+def case_of_rows(request):
+    return request.param, compiled(module_of(request.param, 2, False))
+
+
 def test_large_ones_are_shared():
     for kind, axis in (("max", 2), ("min", 1)):
         case = ((kind, axis, False), compiled(module_of(kind, axis, False), TWO_CORES))
@@ -136,11 +166,11 @@ def test_becomes_a_function_of_its_own():
     "mod, target",
     [
         (module_of("max", None, False), TARGET),
-        (module_of("max", 1, False, dtype="float16"), TARGET),
+        (module_of("max", 1, False, dtype="bfloat16"), TARGET),
         (module_of("max", 1, False, dtype="int32"), TARGET),
         (module_of("max", 1, False), tvm.target.Target("nvidia/nvidia-a100")),
     ],
-    ids=["all axes", "half precision", "integers", "another target"],
+    ids=["all axes", "bfloat16", "integers", "another target"],
 )
 def test_others_stay(mod, target):
     assert SearchRows(target)(mod).same_as(mod)

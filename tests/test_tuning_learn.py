@@ -18,7 +18,7 @@ from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.planner.counts import priced
 from tvm_moonpoly.planner.groups import Product
 from tvm_moonpoly.planner.plan import BMode, Plan
-from tvm_moonpoly.tuning.learning import baseline, learn, plan_model, table, task_model
+from tvm_moonpoly.tuning.learning import baseline, errors, learn, plan_model, table, task_model
 from tvm_moonpoly.tuning.learning.task_model import Point, TaskModel
 from tvm_moonpoly.tuning.measuring.plans import PlanSample, PlanTask, placeholder, random_plans
 from tvm_moonpoly.tuning.measuring.tasks import Sample, Timing, samples_of
@@ -108,7 +108,7 @@ def test_the_costs_are_recovered(learned):
         assert getattr(found.traffic, name) == pytest.approx(getattr(TRAFFIC, name), rel=0.2), name
     assert learned.held_out[0].median < 0.04
     assert learned.held_out[1].errors.median < 0.04
-    assert learned.held_out[1].spearman > 0.95 and learned.held_out[1].loss < 0.01
+    assert learned.held_out[1].spearman > 0.95 and learned.held_out[1].losses.tenth < 0.02
 
 
 def test_the_model_is_better_than_what_it_is_compared_with(learned):
@@ -224,6 +224,22 @@ class Constant:
 
     def save_raw(self, kind):
         return b"{}"
+
+
+def test_one_absurd_plan_does_not_hide_what_plans_lose():
+    """Twenty products of two plans each, of which the better one is chosen: but one product takes
+    nothing beyond the empty call, and of another the chosen plan was held up."""
+    plans = [Plan(nv, 1, 0, 0, False, BMode.PREPACKED) for nv in (1, 2)]
+    tasks = [PlanTask(Product(1 + i, 64, 64), plan) for i in range(20) for plan in plans]
+    times = np.array([100.0, 150.0] * 20) * 1000
+    times[:2] = 1.0, 0.0
+    times[2] = 1e8
+    none = np.zeros((len(tasks), len(plan_model.TRAFFIC)))
+    samples = [PlanSample(task, TIMING, each, 5e5) for task, each in zip(tasks, times, strict=True)]
+    counted = plan_model.Counted(samples, [], None, none, times, np.full(len(tasks), 5e5))
+    predicted = np.array([100.0, 150.0] * 20) * 1000
+    found = errors.plan_errors(counted, predicted, none[0])
+    assert found.losses.count == 20 and found.losses.tenth < 1e-5 and found.errors.tenth < 1e-9
 
 
 def test_splits_keep_groups_together():

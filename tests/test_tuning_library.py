@@ -16,7 +16,7 @@ from tvm_moonpoly import native
 from tvm_moonpoly.machine import Machine
 from tvm_moonpoly.microkernels import cpu_gemm
 from tvm_moonpoly.operators import OperatorLibrary
-from tvm_moonpoly.operators.operator_library import functions
+from tvm_moonpoly.operators.parts import functions
 from tvm_moonpoly.planner import spec
 from tvm_moonpoly.tuning import findings, plan_steps
 from tvm_moonpoly.tuning.journal import Journal

@@ -137,6 +137,21 @@ def test_the_turn_that_was_less_disturbed_counts(tmp_path):
     assert all(s.timing.steps == 100.0 + s.task.product.k for s in plans.samples)
 
 
+def test_what_takes_no_longer_than_an_empty_call_is_not_learned_from(tmp_path):
+    """Of the third plan in one of the turns, of the fifth in both."""
+    absurd = {3, 5, 25}
+    lab = MadeUp(slow=lambda number: 1e-3 if number in absurd else 1.0)
+    with Journal(tmp_path / "journal", {}) as journal:
+        measured(journal, lambda *_: lab)
+        plans = plan_steps.read(FAMILY, MACHINE, journal, 1.0)
+    tasks = drawn(20, seed=0)
+    assert [s.task for s in plans.samples if s.task != tasks[2]] == [
+        task for i, task in enumerate(tasks) if i not in (2, 4)
+    ]
+    assert tasks[2] in [s.task for s in plans.samples]
+    assert all(s.timing.steps == 100.0 + s.task.product.k for s in plans.samples)
+
+
 def test_without_time_no_library_is_compiled(tmp_path):
     with Journal(tmp_path / "journal", {}) as journal:
         measured(journal, None, left=lambda: 0.0)

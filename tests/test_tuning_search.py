@@ -19,7 +19,8 @@ from tvm.target import Target
 from tvm_moonpoly.microkernels import cpu_gemm, gemm_schedule
 from tvm_moonpoly.microkernels.cpu_gemm import Record
 from tvm_moonpoly.tuning.searching import metaschedule
-from tvm_moonpoly.tuning.searching.search import CostModel, Effort, search
+from tvm_moonpoly.tuning.searching.search import CostModel, search
+from tvm_moonpoly.tuning.searching.session import Effort
 
 TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
 

@@ -4,7 +4,9 @@ of a wrong type. All of them raise ValueError."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from numbers import Integral
+from operator import index
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 from tvm.target import Target
@@ -22,13 +24,23 @@ def require_flags(**values: object) -> None:
         require(isinstance(value, bool | np.bool_), argument, "True or False", value)
 
 
-def require_sizes(optional: bool = False, **sizes: object) -> None:
-    """Raise for a size, by the name of its argument, that is no whole number from 1 on; if it is
-    `optional`, None is right too."""
-    for argument, size in sizes.items():
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        holds = (optional and size is None) or (whole and size >= 1)  # type: ignore[operator]
+def sizes(**given: object) -> list[int]:
+    """The sizes as Python's integers; raises for one, by the name of its argument, that is no whole
+    number from 1 on."""
+    for argument, size in given.items():
+        holds = is_whole(size) and index(size) >= 1
         require(holds, argument, "a whole number of at least 1", size)
+    return [index(size) for size in given.values()]  # type: ignore[arg-type]
+
+
+def size_or_none(argument: str, size: object) -> int | None:
+    """The same of one size, that may be None."""
+    return None if size is None else sizes(**{argument: size})[0]
+
+
+def is_whole(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether it is an integer, of Python or of numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def names(argument: str, value: object) -> Collection[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm.target import Target
 
-from tvm_moonpoly.arguments import require, require_flags, require_sizes, target_of
+from tvm_moonpoly.arguments import require, require_flags, size_or_none, sizes, target_of
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.explanation_costs import parts
 from tvm_moonpoly.logs import TuningLog
@@ -112,8 +112,8 @@ def explained(
     constant_weights: bool = True,
 ) -> Explanation:
     """How ``batch`` products of (m, k) by (k, n) are assembled. See `explain`."""
-    require_sizes(m=m, n=n, k=k, batch=batch)
-    require_sizes(optional=True, threads=threads)
+    m, n, k, batch = sizes(m=m, n=n, k=k, batch=batch)
+    threads = size_or_none("threads", threads)
     require_flags(constant_weights=constant_weights)
     if constant_weights and batch > 1:
         raise ValueError("batch: constant weights are for one product, so batch must be 1")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.target import Target
 
-from tvm_moonpoly.arguments import require, require_flags, require_sizes, target_of
+from tvm_moonpoly.arguments import require, require_flags, size_or_none, sizes, target_of
 from tvm_moonpoly.costmodel.tables import CostTable
 from tvm_moonpoly.explanation import used, used_json
 from tvm_moonpoly.logs import TuningLog
@@ -103,8 +103,8 @@ def explained_conv2d(
     half: bool = False,
 ) -> ConvExplanation:
     """How the convolution of an input (n, h, w, in_channels) is assembled. See `explain_conv2d`."""
-    require_sizes(n=n, h=h, w=w)
-    require_sizes(optional=True, threads=threads)
+    n, h, w = sizes(n=n, h=h, w=w)
+    threads = size_or_none("threads", threads)
     require(isinstance(spec, ConvSpec), "spec", "a ConvSpec", spec)
     require_flags(half=half)
     target = None if target is None else target_of(target)
@@ -112,6 +112,7 @@ def explained_conv2d(
     if reason is not None:
         raise ValueError(f"target: {reason}")
     machine, log, table = used(target, threads)
+    table = table.of_convolutions
     each = convolution_of(spec, n, h, w, half)
     ranked = sorted(conv.candidates(each, machine, table), key=lambda plan: plan.picoseconds)
     return ConvExplanation(spec, h, w, each, machine, log, table, tuple(ranked))

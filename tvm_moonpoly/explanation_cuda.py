@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from tvm.target import Target
 
-from tvm_moonpoly.arguments import require_sizes
+from tvm_moonpoly.arguments import sizes
 from tvm_moonpoly.costmodel.cuda import BlockCost
 from tvm_moonpoly.logs import TuningLog
 from tvm_moonpoly.microkernels.cuda import CudaTile, Form, Gpu, products
@@ -146,7 +146,7 @@ def explained(
 
     Raises ValueError for sizes below 1 and for targets without micro-kernels.
     """
-    require_sizes(m=m, n=n, k=k, batch=batch)
+    m, n, k, batch = sizes(m=m, n=n, k=k, batch=batch)
     try:
         log, contents = log_of_product(target, dtype, dtype, b_transposed)
     except LookupError as error:

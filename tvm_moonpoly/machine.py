@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm.target import Target
 
-from tvm_moonpoly.arguments import require_sizes
+from tvm_moonpoly.arguments import size_or_none
 
 #: fp32 lanes and architectural vector registers of each instruction set that has micro-kernels,
 #: best first: (features that a target must have, lanes, registers).
@@ -80,7 +80,7 @@ def detect_target(cores: int | None = None) -> Target:
 
     Raises ValueError when ``cores`` is no positive number.
     """
-    require_sizes(optional=True, cores=cores)
+    cores = size_or_none("cores", cores)
     mcpu = tvm.get_global_func("target.llvm_get_system_cpu")()
     host = host_features()
     implied = cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))

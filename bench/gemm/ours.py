@@ -17,7 +17,7 @@ from bench.gemm.shapes import EPILOGUES
 from bench.gemm.tvm_models import Models
 from tvm_moonpoly import native, operators
 from tvm_moonpoly.costmodel.tables import CostTable
-from tvm_moonpoly.operators.operator_library import functions
+from tvm_moonpoly.operators.parts import functions
 
 
 @dataclass(frozen=True)

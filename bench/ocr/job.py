@@ -59,7 +59,8 @@ def main(options: Options, console: Console | None = None) -> int:
     notes = Report()
     found, build_seconds = {}, {}
     for name in networks.NAMES:
-        with console.status(f"Compiling the {name} (a minute)"):
+        console.print(f"Compiling the {name}: a minute or two, the first time on a machine more")
+        with console.status("Compiling"):
             found[name] = networks.build(name, folder, target, options.threads, notes)
         build_seconds[name] = found[name].engines[OURS].build_seconds
     console.print(

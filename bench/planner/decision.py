@@ -11,7 +11,8 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from bench.instructions import Job, measure
+from bench.instruction_calls import Job
+from bench.instructions import measure
 from bench.planner.shapes import KINDS, Shape, random_shapes, spread
 from tvm_moonpoly import native
 from tvm_moonpoly.costmodel.tables import CostTable

@@ -13,8 +13,8 @@ from rich.console import Console
 
 import tvm_moonpoly as mp
 from bench import measure
+from bench.console import progress_bar
 from bench.gemm.peak import peak_runner
-from bench.gemm.session import progress_bar
 from bench.planner import calls, metrics
 from bench.planner.decision import decision_cost
 from bench.planner.judge import Effort, Row, field_of, judged

@@ -25,7 +25,7 @@ from tvm_moonpoly.operators.conv_constants import (
     pack_conv_weight,
     pack_depthwise_weight,
 )
-from tvm_moonpoly.planner.conv import Form
+from tvm_moonpoly.planner.conv_shapes import Form
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,26 @@ class TaskCost:
         line = self.lines[residency][segment(k)]
         return line.start + line.step * k
 
+    def times(self, numerator: int, denominator: int) -> TaskCost:
+        """So many times as much, rounded down."""
+        return self._each(lambda _, value: value * numerator // denominator)
+
+    def at_most(self, *others: TaskCost) -> TaskCost:
+        """The least of this and ``others``, at each residency and trip count."""
+        every = (self, *others)
+        return TaskCost(
+            {r: tuple(map(min, *(cost.knots[r] for cost in every))) for r in RESIDENCIES}
+        )
+
+    def with_farther_b(self, part: int) -> TaskCost:
+        """The same, with one in ``part`` added where B comes from beyond the first-level cache."""
+        return self._each(lambda r, value: value + value // part * (r.b > Level.L1))
+
+    def _each(self, change: Callable[[Residency, int], int]) -> TaskCost:
+        return TaskCost(
+            {r: tuple(change(r, value) for value in values) for r, values in self.knots.items()}
+        )
+
     def to_lists(self) -> list[list[int]]:
         """The picoseconds of each residency, as a tuning log holds them."""
         return [list(self.knots[residency]) for residency in RESIDENCIES]

@@ -17,6 +17,9 @@ INTS = "int64*"
 BYTE = "uint8"
 BYTES = "uint8*"
 
+#: What bounds nothing below: where there is no relu, and of scores that are masked.
+MINUS_INFINITY = tirx.const(float("-inf"), FLOAT)
+
 #: Floats in a cache line.
 LINE = 16
 

@@ -39,14 +39,15 @@ _GPU_SIZES = ("multiprocessors", "clock_mhz", "l2_bytes", "bandwidth_gbs")
 _log = logging.getLogger("tvm_moonpoly.logs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TuningLog:
     """The entries of one log, the machine that they were measured on, and where it came from.
 
     ``machine`` of a CPU has its ``isa`` and ``mcpu``, that of a GPU has ``gpu``, the product's
     name, and ``arch``. ``needs`` are the CPU features without which the kernels do not run, as LLVM
     names them; ``versions`` of the package and of TVM that wrote the log, where it tells them.
-    ``header`` is the entry that says all this.
+    ``header`` is the entry that says all this. A log is equal to itself alone: what is read of a
+    file is the same object until the file changes.
     """
 
     machine: Mapping[str, Any]

@@ -25,17 +25,21 @@ _STACK_BYTES = 1024
 
 
 def fits(record: Record, machine: Machine) -> bool:
-    """The family's constraint: accumulators, one row of B and elements of A fit in registers.
+    """The family's constraint: accumulators and what is multiplied in a step fit in registers: one
+    row of B and elements of A, or where it goes column by column, an element of A for each row.
 
     A member whose B vectors can be memory operands of the FMA (one row of A) needs no registers
     for them. With 32 registers LLVM loads A ahead, four rows to a register. The accumulators must
     also be allocated on the stack. Each partial sum has accumulators of its own.
     """
     accumulators = record.mr * record.nv * record.decision("sums")
-    b_vectors = record.nv if record.mr > 1 else 0
     a_elements = 1 if machine.vector_registers <= 16 else -(-record.mr // 4)
+    operands = (record.nv if record.mr > 1 else 0) + a_elements
+    if record.decision("row_block") == record.mr:
+        # column by column: an element of each row, and one vector of B
+        operands = min(operands, record.mr + 1)
     return (
-        accumulators + b_vectors + a_elements <= machine.vector_registers
+        accumulators + operands <= machine.vector_registers
         and accumulators * machine.lanes * 4 < _STACK_BYTES
     )
 

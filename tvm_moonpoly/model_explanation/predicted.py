@@ -62,7 +62,7 @@ def predicted(
         if name in CONV2D:
             n, h, w = known[0][:3]
             each = convolution_of(_spec(arguments), n, h, w)
-            found[key] = conv.plan(each, machine, table).picoseconds * 1e-12
+            found[key] = conv.plan(each, machine, table.of_convolutions).picoseconds * 1e-12
         else:
             product = _linear(known) if name in LINEAR else _matmul(arguments, known)
             each_product = spec.best(product, machine, table).picoseconds

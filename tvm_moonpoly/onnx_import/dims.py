@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import tvm_ffi
@@ -13,6 +14,7 @@ from tvm.sym import Analyzer
 
 from relax_passes.shape_promises import agreed, as_range
 from relax_passes.shape_range import Range
+from tvm_moonpoly.arguments import is_whole
 
 from .inputs import Input
 from .symbolic import Size
@@ -124,9 +126,8 @@ def _shown(inputs: Sequence[Input]) -> str:
 
 
 def _checked(name: str, value: Any) -> int | str | Range:
-    if isinstance(value, bool):
-        raise ValueError(f"dims: {name!r} must be a size, a name or a range, not {value!r}")
-    if isinstance(value, int):
+    if is_whole(value):
+        value = index(value)
         if value < 1:
             # 0 in the target of a Reshape stands for another size
             hint = "; leave it dynamic for calls with 0" if value == 0 else ""

@@ -38,6 +38,7 @@ class Loaded:
 def load(model: str | os.PathLike[str] | onnx.ModelProto, dims: Mapping[str, Any]) -> Loaded:
     """Import a model; see `import_onnx`."""
     opened = open_model(model)
+    _check_names(opened.model.graph, opened)
     supported = {*_get_convert_map(), *CONVERSIONS, *STRUCTURAL}
     prepared = prepare.expanded(prepare.prepared(opened.model), supported)
     problems = prepare.unsupported(prepared, supported)
@@ -79,6 +80,17 @@ def _converted(
                 reason = f"{found}, which is not {promised}"
                 raise importer.error(found.node, reason) from found
             shapes = fixed(shapes, found.name, found.size)
+
+
+def _check_names(graph: onnx.GraphProto, opened: Opened) -> None:
+    """Each tensor of a model has one origin, and no other one its name."""
+    known = {value.name for value in (*graph.input, *graph.initializer)} | set(opened.weights)
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in known:
+                reason = f"the tensor {name!r} is defined twice"
+                raise OnnxImportError([Problem(node.name, node.op_type, reason)], opened.name)
+            known.add(name)
 
 
 def _check_inputs(graph: onnx.GraphProto, constants: set[str], name: str) -> None:

@@ -9,6 +9,7 @@ from tvm_moonpoly.emit import (
     FLOAT,
     FLOATS,
     INT,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -25,7 +26,6 @@ from tvm_moonpoly.emit import (
     vector,
     when,
 )
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.packing import shuffle
 from tvm_moonpoly.operators.vector_functions import exp_below_zero
 

@@ -10,6 +10,7 @@ from tvm_moonpoly.emit import (
     FLOATS,
     INT,
     INTS,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -28,7 +29,6 @@ from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.attention_constants import Causal
 from tvm_moonpoly.operators.attention_plan import PLANNED
 from tvm_moonpoly.operators.attention_softmax import SCALE_ROWS, SOFTMAX
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import zeros_row
 from tvm_moonpoly.planner.plan import BMode
 

@@ -23,16 +23,11 @@ from tvm_moonpoly.emit import (
 )
 from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.operators import dltensor
-from tvm_moonpoly.operators.conv_constants import (
-    ATTRIBUTES,
-    MOST,
-    MOST_CHANNELS,
-    ConvActivation,
-)
+from tvm_moonpoly.operators.conv_constants import MOST, MOST_CHANNELS, ConvActivation
 from tvm_moonpoly.operators.errors import require
 from tvm_moonpoly.operators.tensors import Tensor
 from tvm_moonpoly.planner.conv_blocks import PATCH
-from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
+from tvm_moonpoly.planner.conv_numbers import ATTRIBUTES, CONVOLUTION
 from tvm_moonpoly.planner.native_conv import at_offsets
 
 ARGUMENTS = "moonpoly_conv_arguments"

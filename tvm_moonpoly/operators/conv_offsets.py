@@ -15,6 +15,7 @@ from tvm_moonpoly.emit import (
     FLOATS,
     INT,
     INTS,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -39,7 +40,6 @@ from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_arguments import operands
 from tvm_moonpoly.operators.conv_constants import ConvActivation
 from tvm_moonpoly.operators.conv_offsets_tiles import row_name
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.sharing import columns_of
 from tvm_moonpoly.planner.conv import offsets_heights
 from tvm_moonpoly.planner.conv_numbers import CONVOLUTION

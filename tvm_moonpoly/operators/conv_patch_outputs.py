@@ -12,6 +12,7 @@ from tvm_moonpoly.emit import (
     FLOATS,
     INT,
     INTS,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -31,7 +32,6 @@ from tvm_moonpoly.emit import (
 from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.planner.conv_blocks import SIDE, WIDE
 from tvm_moonpoly.planner.conv_numbers import CONVOLUTION
 

@@ -17,6 +17,7 @@ from tvm_moonpoly.emit import (
     FLOATS,
     INT,
     INTS,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -40,7 +41,6 @@ from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_arguments import operands
 from tvm_moonpoly.operators.conv_constants import ConvActivation
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import TILE, looking_at_panels, rows_name, zeros_row
 from tvm_moonpoly.operators.sharing import columns_of
 from tvm_moonpoly.planner.conv_numbers import CONVOLUTION

@@ -16,6 +16,7 @@ from tvm_moonpoly.emit import (
     INT,
     INTS,
     LINE,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -37,7 +38,6 @@ from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.numbers import Numbers, as_float
 from tvm_moonpoly.operators.bounded_activation import ACTIVATE_BOUNDED
 from tvm_moonpoly.operators.conv_constants import ConvActivation
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import looking_at_panels, rows_name, zeros_row
 
 TILES = "moonpoly_conv_tiles"

@@ -17,6 +17,7 @@ from tvm_moonpoly.emit import (
     FLOATS,
     INT,
     INTS,
+    MINUS_INFINITY,
     Expr,
     Functions,
     Pointer,
@@ -37,7 +38,6 @@ from tvm_moonpoly.microkernels.records import Form, Record
 from tvm_moonpoly.numbers import Numbers
 from tvm_moonpoly.operators import conv_exact, conv_patch_inputs, conv_patch_outputs
 from tvm_moonpoly.operators.conv_arguments import operands
-from tvm_moonpoly.operators.gemm_region import MINUS_INFINITY
 from tvm_moonpoly.operators.gemm_tiles import looking_at_panels, rows_name, zeros_row
 from tvm_moonpoly.planner.conv_blocks import PATCH, SIDE
 from tvm_moonpoly.planner.conv_numbers import CONVOLUTION

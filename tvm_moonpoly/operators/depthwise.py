@@ -65,6 +65,13 @@ _FAR, _FAR_TOGETHER = 4, 8
 #: Where addresses repeat in the first-level cache: bytes of one of its ways.
 _WAY = 4096
 
+#: The part of the second-level cache that a copy takes where the first-level cache holds no line of
+#: channels of a whole image. It is read in the order in which it lies.
+_COPY_PART = 4
+
+#: The most bytes of that: a worker's products have an im2col buffer of four times as many.
+_MOST_COPIED = 1 << 18
+
 #: Columns that are copied at once are a multiple of this one.
 _STRIP = 8
 
@@ -197,7 +204,8 @@ def _in_conflict(s: Numbers, machine: Machine) -> Expr:
 
 def _copied(s: Numbers, machine: Machine) -> None:
     """All rows of some channels where these fit the first-level cache, else of one cache line of
-    channels, and of as many columns at once, or of as many rows."""
+    channels, and of as many columns at once, or of as many rows, as a part of the second-level
+    cache holds."""
     room = cell(div(as_int(machine.l1_bytes), LINE * 4))  # cache lines
 
     def inputs(columns: Expr) -> Expr:
@@ -210,9 +218,10 @@ def _copied(s: Numbers, machine: Machine) -> None:
 
     height = cell((s["oh"] - 1) * s["stride_h"] + s["reach_h"])
     lines = cell(minimum(div(room, height * inputs(s["ow"])), div(s["c"], LINE)))
-    fitting = cell(div(outputs(div(room, height), "w"), _STRIP) * _STRIP)
     s.fill({"rows": s["oh"], "columns": s["ow"]})
     with when(lines == 0):
+        room = cell(as_int(min(machine.l2_bytes // _COPY_PART, _MOST_COPIED) // (LINE * 4)))
+        fitting = cell(div(outputs(div(room, height), "w"), _STRIP) * _STRIP)
         columns = cell(minimum(maximum(fitting, _STRIP), s["ow"]))
         # all columns of some rows, where fewer inputs are copied twice for that
         rows = cell(minimum(outputs(div(room, inputs(s["ow"])), "h"), s["oh"]))

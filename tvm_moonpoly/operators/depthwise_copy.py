@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from tvm_moonpoly.emit import (
+    FLOAT,
     FLOATS,
     INT,
     LINE,
@@ -17,15 +18,14 @@ from tvm_moonpoly.emit import (
     Functions,
     Pointer,
     as_int,
+    branch,
     cell,
     div,
     loop,
     maximum,
     minimum,
     prefetch,
-    select,
     vector,
-    when,
 )
 from tvm_moonpoly.numbers import Numbers
 
@@ -42,32 +42,39 @@ def emit(functions: Functions, lanes: int) -> None:
 
     @functions.separate(_COPY, x=FLOATS, out=FLOATS, **dict.fromkeys(names, INT))
     def _(x: Pointer, out: Pointer, **s: Expr) -> None:
-        bits = f"int32x{lanes}"
-        all_bits, none = (tirx.const(value, "int32") for value in (-1, 0))
-        pairs = cell(div(s["channels"], 2 * LINE))
+        one_line = s["channels"] == LINE
+        low = cell(minimum(maximum(0 - s["start"], 0), s["inputs"]))
+        high = cell(minimum(maximum(s["width"] - s["start"], low), s["inputs"]))
 
-        def copy(source: Expr, target: Expr, lines: int, mask: Expr) -> None:
-            for v in range(0, lines * LINE, LINE):
-                # the next block of channels is copied next
-                prefetch(x.at(source + s["channels"] + v), 2)
-            for v in range(0, lines * LINE, lanes):
-                found = tirx.reinterpret(bits, x[vector(source + v, lanes)])
-                kept = tirx.bitwise_and(found, T.Broadcast(mask, lanes))
-                out[vector(target + v, lanes)] = tirx.reinterpret(f"float32x{lanes}", kept)
+        def line(source: Expr, target: Expr) -> None:
+            # the next block of channels is copied next
+            prefetch(x.at(source + s["channels"]), 2)
+            for v in range(0, LINE, lanes):
+                out[vector(target + v, lanes)] = x[vector(source + v, lanes)]
 
-        with loop(s["rows"]) as i, loop(s["inputs"]) as j:
-            column = cell(s["start"] + j)
-            inside = tirx.all(column >= 0, column < s["width"])
-            source = cell((s["origin"] + i) * s["x_row"] + select(inside, column, 0) * s["x_pixel"])
-            target = cell((i * s["inputs"] + j) * s["channels"])
-            # without a branch, and as no loop that LLVM would take for one that clears memory
-            mask = cell(tirx.Select(inside, all_bits, none), "int32")
-            with loop(pairs) as pair:
-                at = cell(pair * (2 * LINE))
-                copy(cell(source + at), cell(target + at), 2, mask)
-            with when(pairs * (2 * LINE) < s["channels"]):
-                at = cell(pairs * (2 * LINE))
-                copy(cell(source + at), cell(target + at), 1, mask)
+        def nothing(target: Expr) -> None:
+            for v in range(0, LINE, lanes):
+                out[vector(target + v, lanes)] = T.Broadcast(tirx.const(0.0, FLOAT), lanes)
+
+        with loop(s["rows"]) as i:
+            target = cell(i * s["inputs"] * s["channels"])
+            source = cell((s["origin"] + i) * s["x_row"] + (s["start"] + low) * s["x_pixel"])
+            first = cell(target + low * s["channels"])
+
+            def each_pixel() -> None:
+                with loop(high - low) as j:
+                    line(source + j * s["x_pixel"], first + j * LINE)
+
+            def each_line() -> None:
+                with loop(high - low) as j:
+                    at, to = cell(source + j * s["x_pixel"]), cell(first + j * s["channels"])
+                    with loop(div(s["channels"], LINE)) as number:
+                        line(at + number * LINE, to + number * LINE)
+
+            branch(one_line, each_pixel, each_line)
+            for begin, end in ((as_int(0), low), (high, s["inputs"])):
+                with loop(div((end - begin) * s["channels"], LINE)) as number:
+                    nothing(target + begin * s["channels"] + number * LINE)
 
 
 def copy_inputs(

@@ -19,9 +19,10 @@ from tvm_moonpoly.emit import (
     when,
 )
 from tvm_moonpoly.numbers import Numbers
-from tvm_moonpoly.operators.conv_constants import ATTRIBUTES, MOST, ConvActivation
+from tvm_moonpoly.operators.conv_constants import MOST, ConvActivation
 from tvm_moonpoly.operators.errors import require
 from tvm_moonpoly.operators.tensors import Tensor
+from tvm_moonpoly.planner.conv_numbers import ATTRIBUTES
 
 #: The numbers of a call: sizes of the tensors, the spec (of its activation, what the micro-kernels
 #: take), how far the taps reach, columns of the padded weight, whether there is a residual; and how

@@ -15,6 +15,7 @@ from tvm_moonpoly.emit import (
     FLOAT,
     FLOATS,
     INT,
+    MINUS_INFINITY,
     Expr,
     Functions,
     branch,
@@ -33,8 +34,6 @@ from tvm_moonpoly.operators.activation import Activation
 from tvm_moonpoly.operators.gemm_tiles import zeros_row
 from tvm_moonpoly.operators.packing import panel_stride
 from tvm_moonpoly.planner.plan import BMode
-
-MINUS_INFINITY = tirx.const(float("-inf"), FLOAT)
 
 
 def emit(functions: Functions, lanes: int) -> None:

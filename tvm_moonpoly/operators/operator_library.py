@@ -147,8 +147,12 @@ def described(target: Target) -> tuple[Machine, logs.TuningLog, CostTable]:
     raise LookupError("; ".join(reasons))
 
 
+@functools.lru_cache(maxsize=32)
 def costs(log: logs.TuningLog, machine: Machine) -> CostTable:
-    """The cost table in ``log``; raises ValueError when it cannot serve ``machine``."""
+    """The cost table in ``log``, worked out once: every pass asks for it, some for each operator.
+
+    Raises ValueError when it cannot serve ``machine``.
+    """
     kernels = sum(entry.get("kind") == "kernel" for entry in log.entries)
     if kernels > MOST_KERNELS:
         raise ValueError(f"log: it holds {kernels} kernels, more than {MOST_KERNELS}")

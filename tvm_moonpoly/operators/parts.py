@@ -126,6 +126,7 @@ def _emit_plain(defined: Functions, machine: Machine, _table: CostTable) -> None
 
 
 def _emit_conv(defined: Functions, machine: Machine, table: CostTable) -> None:
+    table = table.of_convolutions
     records = [record for record in table.tasks if record.form == Form.PLAIN]
     activation.emit(defined, machine.lanes)
     bounded_activation.emit(defined, machine.lanes)

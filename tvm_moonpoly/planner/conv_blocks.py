@@ -23,6 +23,10 @@ WIDE, PATCH, SIDE = 4, 16, 2
 #: size: then they are read again less often.
 PATCHES_CACHES = 2
 
+#: Blocks of form PLACES take all of the second-level cache where the weights are so many times as
+#: large: then they are read less often. Others take half, and stay while the weights go through it.
+PLACES_CACHES = 2
+
 #: Floats that the offset of each step of the reduction takes.
 OFFSET = 2
 
@@ -70,10 +74,10 @@ def band_floats(
 def most_floats(conv: Convolution, form: Form, workers: int, machine: Machine) -> int:
     """Floats that a block may take: what stays in the second-level cache beside the
     weights, and the bound on the workspace."""
-    if form == Form.PLACES:
-        return machine.l2_bytes // 4
     steps = PATCH * conv.channels if conv.winograd else conv.depth
     weight = steps * conv.outputs * 4
+    if form == Form.PLACES:
+        return machine.l2_bytes // (4 if weight > PLACES_CACHES * machine.l2_bytes else 8)
     if weight <= machine.l2_bytes // 4:
         most = machine.l2_bytes // 16
     elif conv.winograd:

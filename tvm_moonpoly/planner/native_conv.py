@@ -50,6 +50,7 @@ from tvm_moonpoly.planner.conv_blocks import (
     OFFSET,
     PATCH,
     PATCHES_CACHES,
+    PLACES_CACHES,
     SIDE,
     SLACK,
 )
@@ -166,7 +167,9 @@ def _emit_of_form(functions: Functions, machine: Machine, table: CostTable) -> N
         beside = SLACK + patches * PATCH * s["channels"] + offsets * OFFSET * s["depth"]
         bound = maximum(div(columns, BAND_PART * workers) - beside, 1)
         most = cell(select(bounded, minimum(most, bound), most))
-        most = cell(select(places > 0, machine.l2_bytes // 4, most))
+        whole_cache = weight > PLACES_CACHES * machine.l2_bytes
+        of_places = select(whole_cache, machine.l2_bytes // 4, machine.l2_bytes // 8)
+        most = cell(select(places > 0, of_places, most))
 
         one_by_one = tirx.any(form == int(Form.JOINED), form == int(Form.PIXELS))
         by_rows = cell(select(one_by_one, 0, 1))

@@ -7,7 +7,7 @@ plans.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -117,21 +117,30 @@ def read(
     if around is None:
         return None
     samples = []
-    for task, timing in _fastest(library, journal).items():
+    for task, timing in _fastest(library, journal, around["overhead"]).items():
         empty = float(around["overhead"][function_of(task.product.b_mode)])
-        times = (max(timing.steps - empty, 0.0), empty)
+        times = (timing.steps - empty, empty)
         samples.append(PlanSample(task, timing, *(t * reference * 1000 for t in times)))
     return Plans(list(records), samples, float(around["launch"]) * 1000)
 
 
-def _fastest(library: str, journal: Journal) -> dict[PlanTask, Timing]:
-    """Of each plan the timing of the turn in which it was least disturbed."""
+def _fastest(
+    library: str, journal: Journal, overhead: Mapping[str, float]
+) -> dict[PlanTask, Timing]:
+    """Of each plan the timing of the turn in which it was least disturbed.
+
+    One that is no longer than the empty call's ``overhead`` of its function tells nothing: the
+    product is too small to be measured, or the probe was disturbed. Without another turn, the plan
+    is left out.
+    """
     found: dict[PlanTask, Timing] = {}
     for kind in _TURNS:
         for key, value in journal.all(kind):
             if key.pop("library") != library or "error" in value:
                 continue
             task, timing = PlanTask.from_json(key), Timing.from_json(value)
+            if timing.steps <= overhead[function_of(task.product.b_mode)]:
+                continue
             if task not in found or timing.steps < found[task].steps:
                 found[task] = timing
     return found

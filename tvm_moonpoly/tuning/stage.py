@@ -39,7 +39,8 @@ from tvm_moonpoly.tuning.measuring.processes import WorkerError
 from tvm_moonpoly.tuning.origin import machine_of, origin
 from tvm_moonpoly.tuning.progress import Display, duration
 from tvm_moonpoly.tuning.report import TILE_COLUMNS, tile_row
-from tvm_moonpoly.tuning.searching.search import CostModel, Effort, Measure, search
+from tvm_moonpoly.tuning.searching.search import CostModel, Measure, search
+from tvm_moonpoly.tuning.searching.session import Effort
 from tvm_moonpoly.tuning.settings import QUICK, Settings
 from tvm_moonpoly.tuning.steps import Stage
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import importer
-from . import broadcasting, elementwise, layout, padding, resize, shape
+from . import activations, broadcasting, elementwise, layout, padding, resize, shape
 
 BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Sum", "Mean", "Where", "PRelu"),
     *("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor"),
 )
+
+FUNCTIONS_OF_FLOATS = ("Acos", "Acosh", "Asin", "Asinh", "Atan", "Cosh", "Sinh")
 
 CONVERSIONS: Mapping[str, Callable[[importer.Importer, Any, Mapping[str, Any]], Any]] = {
     "Shape": shape.shape,
@@ -42,5 +44,13 @@ CONVERSIONS: Mapping[str, Callable[[importer.Importer, Any, Mapping[str, Any]], 
     "MatMul": broadcasting.product,
     "Concat": broadcasting.concatenation,
     "Clip": elementwise.clip,
+    "Elu": activations.elu,
+    "Selu": activations.selu,
+    "Celu": activations.celu,
+    "ThresholdedRelu": activations.thresholded_relu,
+    "MeanVarianceNormalization": activations.mean_variance_normalization,
+    "LayerNormalization": activations.layer_normalization,
+    **dict.fromkeys(FUNCTIONS_OF_FLOATS, activations.in_float32),
+    "LRN": activations.local_response_normalization,
     "Dropout": elementwise.dropout,
 }

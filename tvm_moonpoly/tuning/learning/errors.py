@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ from tvm_moonpoly.tuning.learning.plan_model import Counted
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of ``count`` predictions: the median, and what a tenth of them exceed."""
+    """Relative errors, or losses, of which there are ``count``: the median, and what a tenth of
+    them exceed. One that was measured while the machine was disturbed moves neither."""
 
     count: int
     median: float
@@ -23,23 +25,30 @@ class Errors:
 class PlanErrors:
     """`Errors` of plans, and how well those of one product are ranked.
 
-    ``spearman``: the mean rank correlation; ``loss``: how much longer than the best of a product's
-    measured plans the one takes that is predicted to be the best, the mean.
+    ``spearman``: the mean rank correlation; ``losses``: of each product with several plans, how
+    much longer than the best of them the one takes that is predicted to be the best. An empty call
+    is part of both: without it, the smallest products take no time that can be measured.
     """
 
     errors: Errors
     spearman: float
-    loss: float
+    losses: Errors
 
     @property
     def typical(self) -> float:
         """What structures of the model are compared by."""
-        return self.errors.median + 0.5 * self.errors.tenth + self.loss
+        return sum(e.median + 0.5 * e.tenth for e in (self.errors, self.losses))
 
 
 def relative(predicted: np.ndarray, measured: np.ndarray) -> Errors:
     """The errors relative to what was measured."""
-    each = np.abs(predicted - measured) / measured
+    return _summed_up(np.abs(predicted - measured) / measured)
+
+
+def _summed_up(each: Sequence[float] | np.ndarray) -> Errors:
+    """Of nothing, no numbers."""
+    if not len(each):
+        return Errors(0, float("nan"), float("nan"))
     return Errors(len(each), float(np.median(each)), float(np.quantile(each, 0.9)))
 
 
@@ -57,11 +66,11 @@ def plan_errors(plans: Counted, tasks: np.ndarray, traffic: np.ndarray) -> PlanE
         if len(members) > 2 and min(map(np.ptp, (predicted[members], plans.total[members]))) > 0:
             ranks.append(float(spearmanr(predicted[members], plans.total[members]).statistic))
         if len(members) > 1:
-            times = plans.picoseconds[members]
+            times = plans.total[members]
             best = float(times[int(np.argmin(predicted[members]))])
-            losses.append(best / max(float(times.min()), 1.0) - 1)
+            losses.append(best / float(times.min()) - 1)
     return PlanErrors(
         relative(predicted, plans.total),
         float(np.mean(ranks)) if ranks else float("nan"),
-        float(np.mean(losses)) if losses else float("nan"),
+        _summed_up(losses),
     )

@@ -19,9 +19,10 @@ from tvm_moonpoly.microkernels.records import Record
 from tvm_moonpoly.operators import encode_axes
 from tvm_moonpoly.operators.linear import LINEAR
 from tvm_moonpoly.operators.matmul import MATMUL_PLANNED
-from tvm_moonpoly.operators.operator_library import functions
+from tvm_moonpoly.operators.parts import functions
+from tvm_moonpoly.planner.groups import Product
 from tvm_moonpoly.planner.plan import BMode, Plan
-from tvm_moonpoly.tuning.measuring.plans import PlanTask, Product, placeholder
+from tvm_moonpoly.tuning.measuring.plans import PlanTask, placeholder
 from tvm_moonpoly.tuning.measuring.timing import Bench, affordable, timed, timer
 
 Request = Mapping[str, Any]
