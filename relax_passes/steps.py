@@ -67,9 +67,8 @@ def _require_known(passes: Sequence[tvm.transform.Pass], without: Collection[str
     optional = [name for name in known if name not in NEEDED]
     for name in without:
         if name not in optional:
-            needed = name in known or name in NEEDED
-            reason = "cannot be left out" if needed else "is none of the passes"
             close = get_close_matches(name, optional, n=1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
-            known_names = ", ".join(optional)
-            raise ValueError(f"without: {name!r} {reason}{meant}; these can be: {known_names}")
+            reason = "is none of the passes" + (f" (did you mean {close[0]!r}?)" if close else "")
+            if name in known or name in NEEDED:
+                reason = "cannot be left out"
+            raise ValueError(f"without: {name!r} {reason}; these can be: {', '.join(optional)}")

@@ -130,3 +130,10 @@ def test_integers_of_numpy_are_sizes():
 
 def test_an_empty_report_is_one():
     assert relax_passes.Report()
+
+
+def test_a_pass_that_is_misspelt_is_guessed():
+    passes = [relax.transform.DeadCodeElimination()]
+    said = r"'DeadCodeElimination_' is none of the passes \(did you mean 'DeadCodeElimination'\?\)"
+    with pytest.raises(ValueError, match=said):
+        run_steps(passes, tvm.IRModule({}), ["DeadCodeElimination_"])
