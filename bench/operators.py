@@ -106,7 +106,7 @@ def build(folder: Path, only: str, cores: int) -> None:
     for name, operator in chosen(only):
         mod = mp.import_onnx(operator.model())
         tvm.compile(mod, target, relax_pipeline=mp.pipeline(target)).export_library(
-            str(_library(folder, name))
+            str(library(folder, name))
         )
 
 
@@ -114,9 +114,9 @@ def compare(folder: Path, before: Path | None, only: str, threads: int) -> None:
     clock, said = clock_for(threads)
     print(said, "ratios: onnxruntime / ours, before / now", sep="\n")
     for name, operator in chosen(only):
-        runs = {"now": loaded(_library(folder, name))}
+        runs = {"now": loaded(library(folder, name))}
         if before is not None:
-            runs["before"] = loaded(_library(before, name))
+            runs["before"] = loaded(library(before, name))
         session = _session(operator.model(), threads)
         for shape in operator.sizes:
             x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -133,13 +133,14 @@ def compare(folder: Path, before: Path | None, only: str, threads: int) -> None:
             print(f"{name:20} {size:16} {micro:10.1f} us  {'  '.join(ratios)}", flush=True)
 
 
-def _library(folder: Path, name: str) -> Path:
+def library(folder: Path, name: str) -> Path:
+    """Where the executable of that name is kept."""
     return folder / f"{name.replace(' ', '_')}.so"
 
 
-def loaded(library: Path) -> Callable[[Any], Any]:
+def loaded(path: Path) -> Callable[[Any], Any]:
     """The function of a library that was built here."""
-    module = tvm.runtime.load_module(str(library))
+    module = tvm.runtime.load_module(str(path))
     return relax.VirtualMachine(module, tvm.cpu())["main"]
 
 

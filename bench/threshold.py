@@ -20,7 +20,7 @@ import tvm
 import relax_passes.parallel_rows as parallel_rows
 import tvm_moonpoly as mp
 from bench.measure import interleave
-from bench.operators import NCHW, Operator, call_of, loaded
+from bench.operators import NCHW, Operator, call_of, library, loaded
 
 ROUNDS, MIN_SECONDS = 7, 0.002
 COLUMNS, CHANNELS = 256, 64
@@ -52,13 +52,13 @@ def build(folder: Path) -> None:
                 built = tvm.compile(mod, target, relax_pipeline=mp.pipeline(target))
             finally:
                 parallel_rows.MIN_WORK = usual
-            built.export_library(str(_library(folder, name, cores)))
+            built.export_library(str(library(folder, f"{name} {cores}")))
 
 
 def compare(folder: Path) -> None:
     print("microseconds on one thread, shared among several, and the difference")
     for name, operator in FUNCTIONS.items():
-        runs = {cores: loaded(_library(folder, name, cores)) for cores in (1, 2)}
+        runs = {cores: loaded(library(folder, f"{name} {cores}")) for cores in (1, 2)}
         for size in SIZES:
             plane = (1, CHANNELS, size // CHANNELS // 8, 8)
             shape = plane if operator.dims == NCHW else (size // COLUMNS, COLUMNS)
@@ -68,10 +68,6 @@ def compare(folder: Path) -> None:
             times = interleave(calls, rounds=ROUNDS, min_seconds=MIN_SECONDS, clock=clock)
             one, two = (1e6 * statistics.median(times[each]) for each in ("1", "2"))
             print(f"{name:12} {size:8} {one:9.1f} {two:9.1f} {one - two:8.1f}", flush=True)
-
-
-def _library(folder: Path, name: str, cores: int) -> Path:
-    return folder / f"{name.replace(' ', '_')}_{cores}.so"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

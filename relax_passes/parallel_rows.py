@@ -29,7 +29,7 @@ FUNCTIONS = {
 }
 
 
-def worth_sharing(elements: Expr, each: int = STORED) -> Expr:
+def worth_sharing(elements: Expr, each: Expr | int = STORED) -> Expr:
     """Whether `elements` that take `each` units of work are enough for several threads."""
     return elements * each >= MIN_WORK
 
@@ -43,7 +43,7 @@ def is_large(func: tirx.PrimFunc) -> Expr:
     if not isinstance(stmt, SeqStmt):  # the innermost loop runs along a row
         loops.pop()
     rows = reduce(lambda a, b: a * b, (loop.extent for loop in loops))
-    return tirx.all(rows >= 2, rows * _work(loops[-1].body) >= MIN_WORK)
+    return tirx.all(rows >= 2, worth_sharing(rows, _work(loops[-1].body)))
 
 
 def choose(condition: Expr, if_true: tirx.PrimFunc, if_false: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -18,7 +18,8 @@ from .functions import with_functions
 from .plan_memory import has_branches
 from .round_storages import power_of_two
 from .shapes import dtype_of, known_dims
-from .storages import bindings_of, size_of, storages_of, symbols_of, variables, with_size
+from .storages import bindings_of, size_of, storages_of, symbols_of, with_size
+from .tir_terms import variables
 
 TENSOR = Op.get("relax.builtin.alloc_tensor")
 CALL = Op.get("relax.vm.call_tir_dyn")

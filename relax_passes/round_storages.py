@@ -9,6 +9,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 
 from .functions import with_rewritten
+from .storages import STORAGE, resized, size_of
 
 PAGE = 4096  # the least that the pool asks the system for
 
@@ -38,10 +39,6 @@ def power_of_two(size: Any) -> Any:
 class _Rounding(relax.PyExprMutator):
     def visit_call_(self, call: Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if call.op != tvm.ir.Op.get("relax.memory.alloc_storage"):
+        if call.op != STORAGE or isinstance(size_of(call), tirx.IntImm):
             return call
-        (size,) = call.args[0].values
-        if isinstance(size, tirx.IntImm):
-            return call
-        rounded = relax.ShapeExpr([power_of_two(size)])
-        return Call(call.op, [rounded, *call.args[1:]], call.attrs, call.ty_args, call.span)
+        return resized(call, power_of_two(size_of(call)))

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call
 from tvm.relax import Binding, BindingBlock, Expr, Var, VarBinding
 from tvm.sym import Analyzer
 
-from .bindings import is_claimed
-from .functions import with_functions
+from .functions import with_rewritten
 from .plan_memory import has_branches
 from .shape_promises import promised
 from .shape_range import Range
-from .storages import TENSOR, Life, lives, size_of, storages_of, variables, with_size
+from .storages import TENSOR, Life, lives, size_of, storages_of, with_size
+from .tir_terms import value_of, variables
 
 #: What a dimension is taken to be of which nothing is known. Another number, or the real one, may
 #: give another choice, as right and perhaps larger.
@@ -40,14 +39,13 @@ class ShareStorages:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         builder = relax.BlockBuilder(mod)
-        changed: dict[tvm.ir.GlobalVar, relax.Function] = {}
-        for gv, func in mod.functions_items():
-            if not isinstance(func, relax.Function) or is_claimed(func) or has_branches(func):
-                continue
-            shared = [slot for slot in slots(func) if len(slot.members) > 1]
-            if shared:
-                changed[gv] = _sharing(func, shared, builder)
-        return with_functions(mod, changed)
+
+        def rewrite(func: relax.Function, _name: str) -> relax.Function:
+            found = [] if has_branches(func) else slots(func)
+            shared = [slot for slot in found if len(slot.members) > 1]
+            return _sharing(func, shared, builder) if shared else func
+
+        return with_rewritten(mod, rewrite)
 
 
 @dataclass
@@ -87,13 +85,8 @@ def _kind(storage: VarBinding) -> str:
 
 def _likely(size: Expr, promises: Mapping[str, Range]) -> int:
     """Bytes, where all dimensions are likely."""
-    known = {
-        var: tirx.IntImm("int64", _likely_dim(promises.get(var.name, Range())))
-        for var in variables(size)
-    }
-    told = tvm_ffi.structural_map(size, (tvm.ir.Var, lambda var: known.get(var, var)))
-    told = Analyzer().simplify(told)
-    return int(told) if isinstance(told, tirx.IntImm) else 0
+    names = {var.name for var in variables(size)}
+    return value_of(size, {each: _likely_dim(promises.get(each, Range())) for each in names}) or 0
 
 
 def _likely_dim(told: Range) -> int:

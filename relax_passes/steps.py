@@ -67,8 +67,9 @@ def _require_known(passes: Sequence[tvm.transform.Pass], without: Collection[str
     optional = [name for name in known if name not in NEEDED]
     for name in without:
         if name not in optional:
-            close = get_close_matches(name, optional, n=1)
-            reason = "is none of the passes" + (f" (did you mean {close[0]!r}?)" if close else "")
-            if name in known or name in NEEDED:
-                reason = "cannot be left out"
+            reason = "cannot be left out"
+            if name not in known and name not in NEEDED:
+                close = get_close_matches(name, optional, n=1)
+                meant = f" (did you mean {close[0]!r}?)" if close else ""
+                reason = f"is none of the passes{meant}"
             raise ValueError(f"without: {name!r} {reason}; these can be: {', '.join(optional)}")

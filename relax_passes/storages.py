@@ -9,6 +9,8 @@ from tvm import relax, tirx
 from tvm.ir import Call, Op, Type
 from tvm.relax import Binding, Expr, ShapeExpr, Var, VarBinding
 
+from .tir_terms import variables
+
 STORAGE, TENSOR = (Op.get(f"relax.memory.alloc_{name}") for name in ("storage", "tensor"))
 
 
@@ -18,11 +20,14 @@ def size_of(storage: Call) -> Expr:
     return size
 
 
+def resized(storage: Call, size: Expr) -> Call:
+    """The same call for ``size`` bytes."""
+    args = [ShapeExpr([size]), *storage.args[1:]]
+    return Call(storage.op, args, storage.attrs, storage.ty_args, storage.span)
+
+
 def with_size(storage: VarBinding, size: Expr, builder: relax.BlockBuilder) -> VarBinding:
-    call = storage.value
-    args = [ShapeExpr([size]), *call.args[1:]]
-    call = Call(call.op, args, call.attrs, call.ty_args, call.span)
-    return VarBinding(storage.var, builder.normalize(call))
+    return VarBinding(storage.var, builder.normalize(resized(storage.value, size)))
 
 
 def bindings_of(func: relax.Function) -> Iterator[Binding]:
@@ -44,10 +49,6 @@ def storages_of(func: relax.Function) -> Iterator[VarBinding]:
 def symbols_of(func: relax.Function) -> set[tirx.Var]:
     """The symbols that the function's parameters bind."""
     return {var for param in func.params for var in _symbols(param.ty)}
-
-
-def variables(size: Expr) -> set[tirx.Var]:
-    return set(tirx.analysis.undefined_vars(size))
 
 
 def _symbols(ty: Type) -> Iterator[tirx.Var]:
@@ -84,11 +85,11 @@ def lives(func: relax.Function, storages: Iterable[Var]) -> dict[Var, list[Life]
     within: dict[Var, set[tuple[Var, Var]]] = {}  # of each variable the storages, and their tensors
 
     def use(expr: Expr, at: int) -> set[tuple[Var, Var]]:
-        variables = relax.analysis.free_vars(expr)
-        used = set().union(*(within.get(var, set()) for var in variables))
+        read = relax.analysis.free_vars(expr)
+        used = set().union(*(within.get(var, set()) for var in read))
         for storage, tensor in used:
             found[storage][tensor] = Life(found[storage][tensor].first, at)
-        for storage in (var for var in variables if var in found):
+        for storage in (var for var in read if var in found):
             found[storage][storage] = Life(0, len(ordered))
         return used
 

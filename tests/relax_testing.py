@@ -3,6 +3,8 @@
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from relax_passes import PolymerizeDynamicOps, Report
 from tvm_moonpoly import operators
@@ -72,3 +74,13 @@ def check_left(before):
     assert after.same_as(original)
     assert not report.rewritten
     return [entry.detail for entry in report]
+
+
+@R.function(pure=False)
+def branches(x: R.Tensor(("n", 4), "float32"), c: R.Tensor((), "bool")):
+    n = T.int64()
+    if c:
+        y = R.builtin.alloc_tensor(R.shape([n, 3]), R.dtype("float32"), R.prim_value(0))
+    else:
+        y = R.builtin.alloc_tensor(R.shape([n, 3]), R.dtype("float32"), R.prim_value(0))
+    return y

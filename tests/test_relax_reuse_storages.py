@@ -13,7 +13,7 @@ import pytest
 import tvm
 import tvm_ffi
 from graph_testing import run
-from relax_testing import TARGET, module, tensor
+from relax_testing import TARGET, branches, module, tensor
 from tvm import relax, tirx
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -103,15 +103,6 @@ def test_fixed_sizes_and_branches_are_left():
         out = R.builtin.alloc_tensor(R.shape([8, 3]), R.dtype("float32"), R.prim_value(0))
         _b = R.call_packed("f", x, t, out, ty_args=[R.Any])
         return out
-
-    @R.function(pure=False)
-    def branches(x: R.Tensor(("n", 4), "float32"), c: R.Tensor((), "bool")):
-        n = T.int64()
-        if c:
-            y = R.builtin.alloc_tensor(R.shape([n, 3]), R.dtype("float32"), R.prim_value(0))
-        else:
-            y = R.builtin.alloc_tensor(R.shape([n, 3]), R.dtype("float32"), R.prim_value(0))
-        return y
 
     for func in (fixed, branches):
         before = module(func)

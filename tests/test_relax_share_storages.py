@@ -10,7 +10,7 @@ import tvm
 from graph_testing import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_testing import TARGET, module, tensor
+from relax_testing import TARGET, branches, module, tensor
 from tvm import relax, tirx
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -229,15 +229,6 @@ def test_branches_sizes_that_are_told_later_and_other_memory_are_left():
         b = R.memory.alloc_tensor(t, R.prim_value(0), R.shape([n]), R.dtype("float32"))
         _b = R.call_packed("first", x, b, ty_args=[R.Tuple()])
         return x
-
-    @R.function(pure=False)
-    def branches(x: R.Tensor(("n", 4), "float32"), c: R.Tensor((), "bool")):
-        n = T.int64()
-        if c:
-            y = R.builtin.alloc_tensor(R.shape([n, 3]), R.dtype("float32"), R.prim_value(0))
-        else:
-            y = R.builtin.alloc_tensor(R.shape([n, 3]), R.dtype("float32"), R.prim_value(0))
-        return y
 
     for func in (later, elsewhere, branches):
         mod = module(func)

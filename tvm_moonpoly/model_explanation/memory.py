@@ -10,11 +10,10 @@ from tvm.ir import Call, Op, Var
 
 from relax_passes.shapes import show_dim
 from relax_passes.steps import Step
+from relax_passes.storages import STORAGE, TENSOR, size_of
+from relax_passes.tir_terms import value_of
 
-from .sizes import value_of
-
-STORAGE, KILL = (Op.get(f"relax.memory.{name}") for name in ("alloc_storage", "kill_storage"))
-TENSOR = Op.get("relax.memory.alloc_tensor")
+KILL = Op.get("relax.memory.kill_storage")
 AFTER_PLANNING = ("ReuseStorages", "LowerAllocTensor")  # the first of them that is run
 
 
@@ -45,7 +44,7 @@ def planned_memory(steps: Sequence[Step], sizes: Mapping[str, int]) -> Memory:
             if not isinstance(call, Call):
                 continue
             if call.op == STORAGE:
-                (size,) = call.args[0].values
+                size = size_of(call)
                 alive[binding.var] = value_of(size, sizes)
                 expressions.append(show_dim(size))
                 known = known and alive[binding.var] is not None

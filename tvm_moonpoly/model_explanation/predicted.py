@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm.tirx import IntImm
 
 from relax_passes.shapes import dims
+from relax_passes.tir_terms import value_of
 from tvm_moonpoly import operators
 from tvm_moonpoly.explanation import used
 from tvm_moonpoly.explanation_conv import convolution_of
@@ -21,7 +22,6 @@ from tvm_moonpoly.planner import conv, spec
 from tvm_moonpoly.planner.plan import BMode
 
 from .measured import Key
-from .sizes import value_of
 
 DPS = Op.get("relax.call_dps_packed")
 LINEAR = (operators.LINEAR, operators.LINEAR_RESIDUAL, operators.LINEAR_CHAIN)

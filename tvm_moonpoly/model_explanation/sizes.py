@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tvm_ffi
-from tvm import tirx
-from tvm.ir import Expr, Var
-from tvm.sym import Analyzer
+from tvm.ir import Var
 
 from relax_passes.shape_range import Range
 from relax_passes.shapes import show_dim
-from relax_passes.tir_terms import variables
+from relax_passes.tir_terms import value_of, variables
 
 Inputs = Sequence[tuple[str, str, Sequence[Any]]]
 
@@ -72,20 +69,6 @@ def sizes_of_call(
 def are_likely(inputs: Inputs, promised: Mapping[str, Range]) -> bool:
     """Whether a likely size is known of each dynamic dimension: so it is where there are none."""
     return all(name in promised and promised[name].likely for name in dynamic_dims(inputs))
-
-
-def value_of(expr: Expr | int, sizes: Mapping[str, int]) -> int | None:
-    """The value of an expression of sizes; None where it depends on something else."""
-    if isinstance(expr, int):
-        return expr
-    known = {
-        var: tirx.const(sizes[var.name], str(var.ty))
-        for var in variables(expr)
-        if var.name in sizes
-    }
-    replaced = tvm_ffi.structural_map(expr, (Var, lambda var: known.get(var, var)))
-    value = Analyzer().simplify(replaced)
-    return int(value) if isinstance(value, tirx.IntImm) else None
 
 
 def made_inputs(inputs: Inputs, sizes: Mapping[str, int]) -> list[np.ndarray]:

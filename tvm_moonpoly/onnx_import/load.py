@@ -38,7 +38,7 @@ class Loaded:
 def load(model: str | os.PathLike[str] | onnx.ModelProto, dims: Mapping[str, Any]) -> Loaded:
     """Import a model; see `import_onnx`."""
     opened = open_model(model)
-    _check_names(opened.model.graph, opened)
+    _check_names(opened)
     supported = {*_get_convert_map(), *CONVERSIONS, *STRUCTURAL}
     prepared = prepare.expanded(prepare.prepared(opened.model), supported)
     problems = prepare.unsupported(prepared, supported)
@@ -82,8 +82,9 @@ def _converted(
             shapes = fixed(shapes, found.name, found.size)
 
 
-def _check_names(graph: onnx.GraphProto, opened: Opened) -> None:
+def _check_names(opened: Opened) -> None:
     """Each tensor of a model has one origin, and no other one its name."""
+    graph = opened.model.graph
     known = {value.name for value in (*graph.input, *graph.initializer)} | set(opened.weights)
     for node in graph.node:
         for name in filter(None, node.output):

@@ -23,28 +23,27 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 def elu(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Expr:
     """x, and alpha * (exp(x) - 1) below 0."""
-    return _elu(importer.tensor(node.input[0]), attributes.get("alpha", 1.0))
+    data = importer.tensor(node.input[0])
+    return _elu(data, attributes.get("alpha", 1.0), data)
 
 
 def selu(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Expr:
     """gamma * x, and gamma * alpha * (exp(x) - 1) below 0."""
     data = importer.tensor(node.input[0])
-    value = importer.emit(_elu(data, attributes.get("alpha", SELU_ALPHA)))
+    value = importer.emit(_elu(data, attributes.get("alpha", SELU_ALPHA), data))
     return _number(attributes.get("gamma", SELU_GAMMA), data) * value
 
 
-def _elu(data: Expr, alpha: float) -> Expr:
-    below = relax.op.nn.relu(_number(1.0, data) - relax.op.exp(data))
+def _elu(data: Expr, alpha: float, exponent: Expr) -> Expr:
+    """The data, and alpha * (exp(exponent) - 1) where that is negative."""
+    below = relax.op.nn.relu(_number(1.0, data) - relax.op.exp(exponent))
     return _number(-alpha, data) * below + relax.op.nn.relu(data)
 
 
 def celu(importer: Importer, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Expr:
     """x, and alpha * (exp(x / alpha) - 1) below 0."""
     data, alpha = importer.tensor(node.input[0]), float(attributes.get("alpha", 1.0))
-    below = relax.op.nn.relu(
-        _number(1.0, data) - relax.op.exp(importer.emit(data * _number(1.0 / alpha, data)))
-    )
-    return _number(-alpha, data) * below + relax.op.nn.relu(data)
+    return _elu(data, alpha, importer.emit(data * _number(1.0 / alpha, data)))
 
 
 def in_float32(
