@@ -195,6 +195,11 @@ def _uses_all_loops(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether no loop around `block` repeats it."""
     around = map(sch.get, sch.get_loops(block))
     loops = {loop.loop_var for loop in around if not is_number(loop.extent, 1)}
+    return loops <= variables(_iter_values(sch, block))
+
+
+def _iter_values(sch: s_tir.Schedule, block: SBlockRV) -> list[Expr]:
+    """What the variables of `block` are bound to, in terms of the loops around it."""
     target, found = sch.get(block), []
 
     def visit(realize: s_tir.SBlockRealize) -> None:
@@ -202,11 +207,20 @@ def _uses_all_loops(sch: s_tir.Schedule, block: SBlockRV) -> bool:
             found.extend(realize.iter_values)
 
     tvm_ffi.structural_walk(sch.mod["main"].body, (s_tir.SBlockRealize, visit))
-    return loops <= variables(found)
+    return found
+
+
+def _reduction_loops(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How many of the innermost loops around `block` are those of its reduction: a dimension of one
+    element need not have any."""
+    values = zip(sch.get(block).iter_vars, _iter_values(sch, block), strict=True)
+    reduced = variables([value for var, value in values if var.iter_type == REDUCTION])
+    loops = [sch.get(loop).loop_var for loop in sch.get_loops(block)]
+    return len(loops) - min(at for at, loop in enumerate(loops) if loop in reduced)
 
 
 def _split_off_init(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    reduced = len(_reductions(sch.get(block)))
+    reduced = _reduction_loops(sch, block)
     if not _is_by_column(sch.get(block)):
         sch.decompose_reduction(block, sch.get_loops(block)[-reduced])
         return
@@ -223,7 +237,7 @@ def _split_off_init(sch: s_tir.Schedule, block: SBlockRV) -> None:
 def _width(sch: s_tir.Schedule, block: SBlockRV) -> int:
     """How many columns a maximum or minimum over rows is to be computed at a time; 1 for sums,
     whose loops LLVM vectorizes by itself."""
-    extent = sch.get(sch.get_loops(block)[-len(_reductions(sch.get(block))) - 1]).extent
+    extent = sch.get(sch.get_loops(block)[-_reduction_loops(sch, block) - 1]).extent
     if not isinstance(sch.get(block).body.value, tirx.Max | tirx.Min):
         return 1
     known = isinstance(extent, IntImm)
@@ -233,7 +247,7 @@ def _width(sch: s_tir.Schedule, block: SBlockRV) -> int:
 def _by_vectors(sch: s_tir.Schedule, block: SBlockRV, width: int) -> None:
     """Reduce `width` columns at a time, in registers."""
     loops = sch.get_loops(block)
-    reduced = loops[-len(_reductions(sch.get(block))) :]
+    reduced = loops[-_reduction_loops(sch, block) :]
     outer, vector = sch.split(loops[-len(reduced) - 1], [None, width])
     sch.reorder(outer, *reduced, vector)
     sch.vectorize(vector)  # before the init is apart, after which it is refused

@@ -85,8 +85,8 @@ def model_of(node, dtype, shape=("n", 5, "h", 7)):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def compiled(model):
-    built = tvm.compile(mp.import_onnx(model), TARGET, relax_pipeline=mp.pipeline(TARGET))
+def compiled(model, target=TARGET):
+    built = tvm.compile(mp.import_onnx(model), target, relax_pipeline=mp.pipeline(target))
     main = relax.VirtualMachine(built, tvm.cpu())["main"]
     return lambda x: main(tvm.runtime.tensor(x)).numpy()
 
@@ -102,6 +102,17 @@ def test_in_each_type(name, dtype):
         result, within = run(x), TYPES[dtype][1]
         assert result.dtype == x.dtype and result.shape == expected.shape
         np.testing.assert_allclose(result.astype("float64"), expected, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_windows_of_one_row_and_column_on_two_threads(dtype):
+    """Once rows are shared among threads, dimensions of one element have no loops."""
+    node, reference = NODES["neighbouring channels"]
+    two = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+    x = np.random.default_rng(2).standard_normal((2, 5, 31, 33)).astype(dtype)
+    result = compiled(model_of(node, dtype, ("n", 5, "h", "w")), two)(x)
+    within, expected = TYPES[dtype][1], reference(x.astype("float64"))
+    np.testing.assert_allclose(result.astype("float64"), expected, rtol=within, atol=within)
 
 
 @pytest.mark.parametrize("name", ["elu", "celu", "selu", "thresholded relu"])
